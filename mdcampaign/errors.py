@@ -16,10 +16,12 @@
     │   │   ├── DeviceFailed              the device, not the job
     │   │   ├── NoProgress                step unchanged for the stall limit
     │   │   └── EngineFailed              anything else that the engine says is fatal
+    │   ├── JobInterrupted            saved and given back, and not to be repeated without being asked
     │   └── JobCancelled              the user's wish; never started again
     ├── CampaignError             the campaign directory
     │   ├── CampaignLocked            another process owns it (host and pid in the message)
     │   ├── NameTaken                 a job of this name exists with other content
+    │   ├── Superseded                a later attempt of the job has begun; this one must write no more
     │   └── LedgerCorrupt             the log is damaged before its last line
     ├── CheckpointError           a checkpoint that must not be used, and why
     ├── ProtocolError             a message that cannot be understood; ends nobody but its sender
@@ -119,6 +121,10 @@ class EngineFailed(JobFailed):
     kind = "engine"
 
 
+class JobInterrupted(JobError):
+    """The job was interrupted and its campaign ended, or it must not be repeated (`requeue=False`)."""
+
+
 class JobCancelled(JobError):
     """The user cancelled the job; it is never started again."""
 
@@ -133,6 +139,10 @@ class CampaignLocked(CampaignError):
 
 class NameTaken(CampaignError):
     """A job of this group and name exists in the campaign with other content."""
+
+
+class Superseded(CampaignError):
+    """A later attempt of the same job has begun; this one, thought lost, must write no more."""
 
 
 class LedgerCorrupt(CampaignError):
