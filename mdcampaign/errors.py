@@ -26,6 +26,7 @@
     ├── CheckpointError           a checkpoint that must not be used, and why
     ├── ProtocolError             a message that cannot be understood; ends nobody but its sender
     ├── BrokerLost                the broker ended or does not answer
+    ├── TaskServerLost            the task server ended while the Thinker still needed it
     └── InvariantBroken           a bug in mdcampaign: the scheduler's books do not balance
 """
 
@@ -161,13 +162,16 @@ class BrokerLost(MDCampaignError):
     """The broker ended or does not answer."""
 
 
+class TaskServerLost(MDCampaignError):
+    """The task server ended while the Thinker still needed it."""
+
+
 class InvariantBroken(MDCampaignError, AssertionError):
     """The scheduler's books do not balance; a bug in mdcampaign."""
 
 
 FAILURES: dict[FailureKind, type[JobFailed]] = {
-    cls.kind: cls
-    for cls in (Crashed, InputFailed, Unstable, OutOfMemory, DeviceFailed, NoProgress, EngineFailed)
+    cls.kind: cls for cls in (Crashed, InputFailed, Unstable, OutOfMemory, DeviceFailed, NoProgress, EngineFailed)
 }
 
 
