@@ -1,0 +1,45 @@
+"""The resource specification of a task: which keys there are and what they may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mdcampaign.errors import BadJob, nearest
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda v: isinstance(v, str) and 0 < len(v) <= 300, "a text of 1 to 300 characters"),
+    "priority": (_number, "a finite number; larger is more urgent"),
+    "slots": (_count, "a whole number of at least 1: slots of one device"),
+    "exclusive": (lambda v: isinstance(v, bool), "True or False"),
+    "memory_mb": (_count, "a whole number of at least 1: MiB of device memory"),
+    "cores": (_count, "a whole number of at least 1: CPU cores"),
+    "expected_s": (lambda v: _number(v) and v > 0, "a number of seconds above 0"),
+    "requeue": (lambda v: isinstance(v, bool), "True or False"),
+    "first_attempt": (_count, "a whole number of at least 1: the number of the next attempt"),
+}
+
+
+def check_resource_specification(spec: dict[str, Any]) -> None:
+    """Check the keys and values of a `parsl_resource_specification`.
+
+    Raises:
+        BadJob: names the key, the value, what is allowed and the nearest right spelling.
+    """
+    for key, value in spec.items():
+        if key not in KEYS:
+            mend = f"{nearest(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}."
+            raise BadJob(str(key), value, "unknown key of a resource specification", mend)
+        allowed, words = KEYS[key]
+        if not allowed(value):
+            raise BadJob(key, value, "impossible value", f"Give {words}.")
