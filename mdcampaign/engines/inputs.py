@@ -13,7 +13,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from mdcampaign.engines import mdrun_options
 
 
 def _absolute(value: Any) -> Any:
@@ -83,7 +94,21 @@ class GROMACS(EngineInputs):
     kind: Literal["gromacs"] = "gromacs"
     tpr: InputFile = Field(description="run input file from `gmx grompp`")
     gmx: str = Field("gmx", description="the program: a name on PATH or a path")
-    mdrun_args: tuple[str, ...] = Field((), description="further arguments of `gmx mdrun`")
+    mdrun_args: tuple[str, ...] = Field((), description="further arguments of `gmx mdrun`, one string each")
+
+    @field_validator("mdrun_args", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"give a list of arguments, {value.split()}, not one string")
+        return value
+
+    @field_validator("mdrun_args")
+    @classmethod
+    def _not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if problem := mdrun_options.problem(value):
+            raise ValueError(problem)
+        return value
 
 
 class Synthetic(EngineInputs):
