@@ -2,21 +2,37 @@
 
 One JSON file in the job's directory, replaced as a whole and last of all: what it does not name does not exist.
 Paths in it are relative to the job's directory, so that a campaign can be moved.
+
+An attempt claims its number by making its directory, and only then opens the manifest. Whoever finds a directory with
+a higher number than its own is superseded and writes no more: a lost node that is still alive harms nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mdcampaign.errors import CheckpointError
-from mdcampaign.jobs import file_sha256
+from mdcampaign.atomic import sync_directory
+from mdcampaign.errors import CheckpointError, NameTaken, Superseded
+from mdcampaign.jobs import MDJob, Outcome, file_sha256
 
 FORMAT = 1
 FILE = "manifest.json"
+ATTEMPT = "attempt-"
+
+
+def attempt_number(workdir: Path) -> int:
+    """Return N of a directory attempt-N, 0 for any other directory."""
+    prefix, _, number = workdir.name.partition(ATTEMPT)
+    return int(number) if not prefix and number.isdecimal() else 0
+
+
+def last_attempt(job_dir: Path) -> int:
+    """Return the highest number of the attempt directories of a job; 0 where there is none."""
+    return max((attempt_number(path) for path in job_dir.glob(f"{ATTEMPT}*")), default=0)
 
 
 @dataclass(frozen=True)
@@ -73,11 +89,15 @@ class Checkpoint:
     files: dict[str, Stamp]
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def verify(self, job_dir: Path, facts: dict[str, Any]) -> dict[str, Path]:
-        """Return the verified files by role, or raise CheckpointError naming the first thing that differs."""
+    def compare(self, facts: dict[str, Any]) -> None:
+        """Raise CheckpointError naming the first fact that differs."""
         for key, wanted in facts.items():
             if (found := self.facts.get(key)) != wanted:
                 raise CheckpointError(f"{key} of the checkpoint at step {self.step} is {found!r}, not {wanted!r}")
+
+    def verify(self, job_dir: Path, facts: dict[str, Any]) -> dict[str, Path]:
+        """Return the verified files by role, or raise CheckpointError naming the first thing that differs."""
+        self.compare(facts)
         return {role: stamp.verify(job_dir) for role, stamp in self.files.items()}
 
 
@@ -96,6 +116,10 @@ class Manifest:
     facts: dict[str, Any] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     """One line for each thing that the user must know, such as a fall-back to an older checkpoint."""
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """How the last attempt ended (`Outcome.as_dict()`); what a job that is done answers when it is run again."""
+    writer: int = field(default=0, compare=False)
+    """The attempt that may save this manifest as long as no later one has begun; 0: no check. Not stored."""
 
     @property
     def accepted_step(self) -> int:
@@ -104,30 +128,90 @@ class Manifest:
 
     @classmethod
     def load(cls, job_dir: Path) -> Manifest | None:
-        """Return the manifest of a job directory, or None where there is none yet."""
+        """Return the manifest of a job directory, or None where there is none yet.
+
+        Raises:
+            CheckpointError: the file is damaged or of another format.
+        """
+        path = job_dir / FILE
         try:
-            data = json.loads((job_dir / FILE).read_text())
+            data = json.loads(path.read_text())
+            if (version := data.pop("format", None)) != FORMAT:
+                raise CheckpointError(f"{path} has format {version}, this version reads {FORMAT}")
+            data["parts"] = [Part(**part) for part in data["parts"]]
+            data["checkpoints"] = [
+                Checkpoint(**{**c, "files": {role: Stamp(**s) for role, s in c["files"].items()}})
+                for c in data["checkpoints"]
+            ]
+            return cls(**data)
         except FileNotFoundError:
             return None
-        if (version := data.pop("format", None)) != FORMAT:
-            raise CheckpointError(f"{job_dir / FILE} has format {version}, this version reads {FORMAT}")
-        data["parts"] = [Part(**part) for part in data["parts"]]
-        data["checkpoints"] = [
-            Checkpoint(**{**c, "files": {role: Stamp(**s) for role, s in c["files"].items()}})
-            for c in data["checkpoints"]
-        ]
-        return cls(**data)
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            mend = f"put back a copy, or remove {job_dir} to begin again"
+            raise CheckpointError(f"{path} is damaged ({exc}); {mend}") from None
+
+    @classmethod
+    def open(cls, job: MDJob, workdir: Path) -> Manifest:
+        """Return the manifest of a job, as it is or new, for the attempt whose directory `workdir` is.
+
+        Its target is the larger of the job's and of what an "extend" set before.
+
+        Raises:
+            NameTaken: the directory holds a job with other content.
+        """
+        job_dir = workdir.parent
+        manifest = cls.load(job_dir) or cls(job.name, job.identity, job.engine.kind, job.steps)
+        manifest.check_identity(job, job_dir)
+        manifest.writer = attempt_number(workdir)
+        manifest.target_step = max(manifest.target_step, job.steps)
+        return manifest
+
+    def check_identity(self, job: MDJob, job_dir: Path) -> None:
+        """Raise NameTaken unless this is the manifest of `job`."""
+        if self.identity != job.identity:
+            raise NameTaken(
+                f"{job_dir} holds another job named {job.name!r} (identity {self.identity[:12]}, not "
+                f"{job.identity[:12]}): inputs, replica or seed differ. Give the job another name or group."
+            )
+
+    def rewind(self, step: int) -> None:
+        """Accept nothing after `step`, the checkpoint that the next part starts from.
+
+        Cuts parts and checkpoints, and drops parts that accept no frame; the first stays, for the frame of step 0.
+        """
+        cut = [replace(part, accepted_step=min(part.accepted_step, step)) for part in self.parts]
+        self.parts = [part for n, part in enumerate(cut) if n == 0 or part.accepted_step > part.first_step]
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
+
+    def advance(self, checkpoint: Checkpoint) -> None:
+        """Accept the last part up to where `checkpoint` was taken; remember it and the one before it."""
+        self.parts[-1] = replace(self.parts[-1], accepted_step=checkpoint.step)
+        earlier = [kept for kept in self.checkpoints if kept.step < checkpoint.step]
+        self.checkpoints = [*earlier[-1:], checkpoint]
+
+    def end(self, outcome: Outcome, job_dir: Path) -> Outcome:
+        """Record in one save how the attempt ended, and return the outcome."""
+        if outcome.kind != "cancelled":
+            self.state = outcome.kind
+        self.outcome = outcome.as_dict()
+        self.save(job_dir)
+        return outcome
 
     def save(self, job_dir: Path) -> None:
-        """Replace the manifest as a whole: written aside, synced, renamed, the directory synced."""
-        aside = job_dir / f".{FILE}.new"
+        """Replace the manifest as a whole: written aside, synced, renamed, the directory synced.
+
+        Raises:
+            Superseded: a later attempt than `writer` has begun; nothing was written.
+        """
+        if self.writer and (last := last_attempt(job_dir)) > self.writer:
+            raise Superseded(f"attempt {last} of {job_dir} has begun; attempt {self.writer} writes no more")
+        data = {"format": FORMAT, **asdict(self)}
+        del data["writer"]
+        own = job_dir / f"{ATTEMPT}{self.writer}" if self.writer else job_dir
+        aside = own / f".{FILE}.new"
         with aside.open("w") as file:
-            json.dump({"format": FORMAT, **asdict(self)}, file, indent=1)
+            json.dump(data, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(job_dir / FILE)
-        directory = os.open(job_dir, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(job_dir)
