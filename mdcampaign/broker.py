@@ -399,7 +399,7 @@ class Broker:
         if not (task := self.held(uid, message)):
             return
         self.release(task)
-        said = {"signal": message.signal, "exit_code": message.exit_code, "text": message.message}
+        said = {"signal": message.signal, "exit_code": message.exit_code, "message": message.message}
         self.event("ended", task, how=message.how, outcome=message.outcome, **said)
         host = self.agents[uid].info.hostname
         if task.cancelled or message.how == "cancelled":
@@ -516,7 +516,7 @@ class Broker:
         host = self.agents[task.agent].info.hostname if task.agent else "?"
         uid = task.agent or "?"
         self.release(task)
-        self.event("ended", task, how="lost", outcome=None, text=lost)
+        self.event("ended", task, how="lost", outcome=None, message=lost)
         if task.cancelled:
             self.scheduler.ended(task.id, self.now)
             self.fail(task, errors.JobCancelled(f"{task.request.name} was cancelled"), "cancelled")
@@ -614,7 +614,7 @@ class Awakening:
 
 def drain(sock: Any) -> list[list[bytes]]:
     """Return the messages that have arrived, at most a batch."""
-    messages = []
+    messages: list[list[bytes]] = []
     try:
         while len(messages) < BATCH:
             messages.append(sock.recv_multipart(zmq.NOBLOCK))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import platform
 import shlex
 import sys
 import threading
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +39,12 @@ from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
 from parsl.serialize import deserialize
 from parsl.serialize.errors import DeserializationError
+from parsl.version import VERSION as PARSL_VERSION
 
 from mdcampaign.blocks import replace_or_give_up
 from mdcampaign.errors import BadJob, BrokerLost, InputFailed, JobCancelled, JobInterrupted
-from mdcampaign.ledger import LedgerWriter
+from mdcampaign.layout import Allocator
+from mdcampaign.ledger import LedgerWriter, event, flat
 from mdcampaign.node.options import Options
 from mdcampaign.node.protocol import DeviceReport
 from mdcampaign.node.slots import equip
@@ -47,6 +52,7 @@ from mdcampaign.records import request_of
 from mdcampaign.resources import check_resource_specification
 from mdcampaign.scheduling.policy import Policy
 from mdcampaign.scheduling.scheduler import DeviceSpec, Scheduler
+from mdcampaign.state import CampaignState
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +180,9 @@ class SlotExecutor(HighThroughputExecutor):
         self._sending = threading.Lock()
         self._counter = threading.Lock()
         self._closing = threading.Event()
+        self._directories: Allocator | None = None
+        self._next_attempt: dict[str, int] = {}
+        self._cancelled: set[str] = set()
         self._ack_counter = 0
         launch = LAUNCH_CMD.format(python=shlex.quote(sys.executable), slots=slots_per_device)
         super().__init__(
@@ -238,8 +247,19 @@ class SlotExecutor(HighThroughputExecutor):
     def start(self) -> None:
         """Start the broker and, as Parsl's scaling asks for blocks, agents."""
         if self.campaign_dir is not None:
-            self.ledger = LedgerWriter(Path(self.campaign_dir))
+            self._open_campaign(Path(self.campaign_dir))
         super().start()
+
+    def _open_campaign(self, directory: Path) -> None:
+        """Open the log, and learn from it which attempt of each job is the next."""
+        before = CampaignState.replay(directory)
+        self._next_attempt = {job: state.next_attempt for job, state in before.jobs.items()}
+        self._cancelled = {job for job, state in before.jobs.items() if state.state == "cancelled"}
+        self._directories = Allocator(directory)
+        self.ledger = LedgerWriter(directory)
+        who = {"host": platform.node(), "pid": os.getpid()}
+        what = {"version": version("mdcampaign"), "python": platform.python_version(), "parsl": PARSL_VERSION}
+        self.ledger.append(event("campaign_started", **who, **what, policy=asdict(self.policy)))
 
     def _start_local_interchange_process(self) -> None:
         declared = [asdict(device) for device in self._declared]
@@ -290,6 +310,7 @@ class SlotExecutor(HighThroughputExecutor):
             if ack := self._acks.pop(ident, None):
                 ack.set_exception(BrokerLost("the executor was shut down"))
         if self.ledger is not None:
+            self.ledger.append(event("campaign_ended"))
             self.ledger.close()
 
     # ------------------------------------------------------------ tasks
@@ -318,13 +339,33 @@ class SlotExecutor(HighThroughputExecutor):
             self._task_counter += 1
             task_id = self._task_counter
         name = spec.get("name", f"task-{task_id}")
+        if self._directories is not None:
+            context = self._prepared(name, context)
         future = SlotFuture(task_id, name, self._cancel)
+        if name in self._cancelled:
+            future.set_exception(
+                JobCancelled(f"{name} was cancelled in an earlier run; give it another name to run it")
+            )
+            return future
         self.tasks[task_id] = future
         self._names[name] = task_id
         if self._listening():
-            self._publish({"event": "submitted", "t": time.time(), "job": name, "task": task_id, **spec_facts(spec)})
+            self._publish(
+                {"event": "submitted", "t": time.time(), "job": name, "task": task_id, **spec_facts(name, spec)}
+            )
         self._send({"task_id": task_id, "context": context, "buffer": buffer})
         return future
+
+    def _prepared(self, name: str, context: dict[str, Any]) -> dict[str, Any]:
+        """Make the directory of a job of the campaign, and number its attempts on from those of earlier runs."""
+        group, _, job = name.partition("/")
+        if self._directories is None or "identity" not in context.get("resource_spec", {}):
+            return context
+        self._directories.make(group, job)
+        return {
+            **context,
+            "resource_spec": {"first_attempt": self._next_attempt.get(name, 1), **context["resource_spec"]},
+        }
 
     def _cancel(self, task_id: int) -> None:
         self._send({"control": "cancel", "task_id": task_id, "id": None})
@@ -386,15 +427,17 @@ class SlotExecutor(HighThroughputExecutor):
     def _listening(self) -> bool:
         return self.ledger is not None or bool(self._subscribers)
 
-    def _publish(self, event: dict[str, Any], then: Callable[[], None] | None = None) -> None:
+    def _publish(self, news: dict[str, Any], then: Callable[[], None] | None = None) -> None:
         """Log an event, tell the subscribers, and do `then` when the event is safe on disk."""
+        if news["event"] == "placed":
+            self._next_attempt[news["job"]] = news["attempt"] + 1
         if self.ledger is not None:
-            self.ledger.append(flat(event), then=then)
+            self.ledger.append(flat(news), then=then)
         for callback in list(self._subscribers):
             try:
-                callback(event)
+                callback(news)
             except Exception:
-                logger.exception("A subscriber failed on %s", event.get("event"))
+                logger.exception("A subscriber failed on %s", news.get("event"))
         if self.ledger is None and then is not None:
             then()
 
@@ -440,10 +483,9 @@ class SlotExecutor(HighThroughputExecutor):
         if not self._listening():
             resolve()
             return
-        outcome = message.get("outcome") or {}
-        facts = {"step": outcome.get("step"), "ns": outcome.get("ns"), "message": outcome.get("message", "")}
-        event = {"event": "done", "t": time.time(), "job": future.name, "task": task_id, "outcome": message["how"]}
-        self._publish(event | facts, then=resolve)
+        ended = {"event": "done", "t": time.time(), "job": future.name, "task": task_id}
+        said = {key: value for key, value in (message.get("outcome") or {}).items() if key not in ("kind", "failure")}
+        self._publish({**said, **ended, "outcome": message["how"]}, then=resolve)
 
     # ------------------------------------------------------------ questions of Parsl's block scaling
 
@@ -474,15 +516,10 @@ class SlotExecutor(HighThroughputExecutor):
         self._command(["HOLD_MANAGER", manager_id], None)
 
 
-def flat(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event as the log keeps it: the fields of a progress report beside its job and attempt."""
-    return {key: value for key, value in event.items() if key != "progress"} | event.get("progress", {})
-
-
-def spec_facts(spec: dict[str, Any]) -> dict[str, Any]:
+def spec_facts(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return what the log keeps of a resource specification."""
-    keys = ("priority", "slots", "exclusive", "memory_mb", "cores", "expected_s", "requeue")
-    return {key: spec[key] for key in keys if key in spec}
+    group = {"group": name.partition("/")[0]} if "/" in name else {}
+    return group | {key: value for key, value in spec.items() if key not in ("name", "first_attempt")}
 
 
 def set_from(future: Future[Any], message: dict[str, Any]) -> None:

@@ -89,6 +89,8 @@ class MDJob(BaseModel):
         """Return what Parsl is told, as `parsl_resource_specification`."""
         spec: dict[str, Any] = {
             "name": f"{self.group}/{self.name}",
+            "identity": self.identity,
+            "target_step": self.steps,
             "priority": self.priority,
             "slots": self.slots,
             "exclusive": self.exclusive,

@@ -20,7 +20,7 @@ from mdcampaign.layout import EVENTS
 from mdcampaign.segments import GROUP_BYTES, Event, EventReader, Position, SegmentWriter, encode, read_events
 from mdcampaign.thinning import Thinned
 
-__all__ = ["KINDS", "Event", "EventReader", "LedgerWriter", "Position", "event", "read_events"]
+__all__ = ["KINDS", "Event", "EventReader", "LedgerWriter", "Position", "event", "flat", "read_events"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ def event(kind: str, **fields: Any) -> Event:
     made = {"t": time.time(), "event": kind, **fields}
     _check(made)
     return made
+
+
+def flat(news: Event) -> Event:
+    """Return an event as the log keeps it: the fields of a progress report beside its job and attempt."""
+    return {key: value for key, value in news.items() if key != "progress"} | news.get("progress", {})
 
 
 class LedgerWriter:

@@ -26,6 +26,8 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cores": (_count, "a whole number of at least 1: CPU cores"),
     "expected_s": (lambda v: _number(v) and v > 0, "a number of seconds above 0"),
     "requeue": (lambda v: isinstance(v, bool), "True or False"),
+    "identity": (lambda v: isinstance(v, str) and v != "", "the identity of an MDJob"),
+    "target_step": (_count, "a whole number of at least 1: the target length in steps"),
     "first_attempt": (_count, "a whole number of at least 1: the number of the next attempt"),
 }
 

@@ -183,7 +183,7 @@ def test_killed_driver_takes_broker_and_agents_with_it(tmp_path: Path) -> None:
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        env=environ,
     )
     assert driver.stdout is not None
     broker, logdir = driver.stdout.readline().split()

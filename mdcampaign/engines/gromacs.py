@@ -274,11 +274,9 @@ class _Attempt:
     def ended(self, kind: Ending, message: str, failure: FailureKind | None = None) -> Outcome:
         """Record the end of the attempt; return its outcome, which counts what is accepted of the whole job."""
         manifest = self.manifest
-        manifest.state = kind
         if kind == "failed":
             manifest.events.append(f"attempt {self.number}: failed; {message}")
-        manifest.save(self.workdir.parent)
-        return Outcome(
+        outcome = Outcome(
             kind,
             manifest.accepted_step,
             manifest.target_step,
@@ -289,6 +287,7 @@ class _Attempt:
             rate_ns_per_day=self.rate,
             observables=self.observables,
         )
+        return manifest.end(outcome, self.workdir.parent)
 
     def note(self, event: str) -> None:
         """Tell the user: in the manifest's events and in the outcome's message."""
