@@ -14,11 +14,13 @@ import logging
 import math
 import os
 import platform
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import distributions, version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,8 +33,9 @@ from parsl.version import VERSION as PARSL_VERSION
 
 from mdcampaign.errors import BadInput, ProtocolError
 from mdcampaign.node import devices, options, output, processes, protocol, slots
+from mdcampaign.node.attempts import Attempt
 from mdcampaign.node.nursery import Nursery
-from mdcampaign.node.pool import Attempt, Pool
+from mdcampaign.node.pool import Pool
 
 logger = logging.getLogger("mdcampaign.node.agent")
 
@@ -45,7 +48,6 @@ ORPHANED_S = 60.0
 """How long at most jobs may go on to their next report when the broker has been given up."""
 
 LINGER_MS = 2000
-TEMPLATE_TRIES = 4
 BATCH = 100
 """Messages of the broker that are handled before the runners have their turn."""
 
@@ -181,7 +183,7 @@ class Agent:
         for number in os.read(self._waking, 4096):
             if number != signal.SIGCHLD:
                 self._leave(f"signal {signal.Signals(number).name}", DRAIN_S)
-                self._kill("lost", [one for one in self._pool.attempts.values() if not one.reported])
+                self._kill([one for one in self._pool.attempts.values() if not one.reported])
                 self._pool.yield_all()
         self._pool.reaped(processes.reap())
 
@@ -189,8 +191,8 @@ class Agent:
         self._pool.tick(now)
         if self._nursery.up and not self._asked and not self._leaving:
             self._register()
-        if self._nursery.deaths >= TEMPLATE_TRIES and self._exit_code == OK:
-            self._leave("the template cannot be kept alive; see template.log", 0.0, BROKEN)
+        if self._exit_code == OK and (why := self._pool.hopeless(now)):
+            self._leave(why, 0.0, BROKEN)
         if now >= self._beat_s:
             self._beat_s = now + self._options.hb_period
             self._beat()
@@ -205,7 +207,7 @@ class Agent:
         elif now >= self._leave_by_s:
             self._leave_by_s = math.inf
             if any(attempt.order is None for attempt in self._pool.attempts.values()):
-                self._kill("lost", self._pool.attempts.values())
+                self._kill(self._pool.attempts.values())
                 self._leave_by_s = now + DRAIN_S
             else:
                 logger.critical("what was killed does not die; leaving it behind")
@@ -241,8 +243,8 @@ class Agent:
         self._exit_code = self._exit_code or code
         self._leave_by_s = min(self._leave_by_s, time.monotonic() + limit_s)
 
-    def _kill(self, how: str, attempts: Any) -> None:
-        self._pool.kill(attempts, how, f"this node is leaving: {self._leaving}")
+    def _kill(self, attempts: Iterable[Attempt]) -> None:
+        self._pool.kill(attempts, "lost", f"this node is leaving: {self._leaving}")
 
     # ------------------------------------------------------------ the wire
 
@@ -279,7 +281,7 @@ class Agent:
                 hostname=platform.node(),
                 pid=os.getpid(),
                 os=platform.system(),
-                directory=str(opts.directory),
+                directory=str(Path.cwd()),
                 start_time=psutil.Process().create_time(),
                 cpu_count=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
                 memory_mb=psutil.virtual_memory().total >> 20,
@@ -309,10 +311,13 @@ def main() -> int:
     opts.directory.mkdir(parents=True, exist_ok=True)
     level = logging.DEBUG if opts.debug else logging.INFO
     set_file_logger(str(opts.directory / "agent.log"), name="mdcampaign", level=level)
+    logging.getLogger("mdcampaign").setLevel(level)  # Parsl leaves it at DEBUG, at 50 us for each record not written
     logger.info("agent %s: %s", opts.uid, opts)
     processes.become_subreaper()
     nursery = Nursery(opts.directory / "template.log")
     nursery.start()  # before there is any socket or thread
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a result whose descriptor cannot be opened is lost
     try:
         offered = slots.equip(devices.discover(), opts)
         for device in offered:

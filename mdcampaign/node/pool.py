@@ -12,15 +12,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from mdcampaign.errors import ProtocolError
 from mdcampaign.jobs import Slot
 from mdcampaign.node import processes, wire
+from mdcampaign.node.attempts import Attempt, Listener, Runner, overlap
 from mdcampaign.node.exits import Ooms, judge
 from mdcampaign.node.nursery import Nursery
 from mdcampaign.node.protocol import Direct, Ended, Place
@@ -34,69 +34,18 @@ WARM_AFTER = {None, "input", "unstable", "no progress", "engine"}
 TRIES = 3
 """Runners that may die before one takes the task; each by an accident that has nothing to do with it."""
 
+TEMPLATE_TRIES = 4
+"""Templates that may end without having forked a runner."""
+
+DEATH_LIMIT_S = 30.0
+"""What SIGKILL does not end by then hangs in the kernel, on a sick card or file system."""
+
 FORK_LIMIT_S = 60.0
 TEMPLATE_LIMIT_S = 300.0
 """Imports from a cold shared file system take minutes."""
 
 BATCH = 64
 """Datagrams read from one runner before the others have their turn."""
-
-
-@dataclass(eq=False)
-class Attempt:
-    """A stay in a slot. `order` is how it ends because we said so, `ending` how because the task said so."""
-
-    place: Place
-    slot: Slot
-    payload: bytes
-    placed_s: float
-    runner: Runner | None = None
-    taken: bool = False
-    reported: bool = False
-    tries: int = 0
-    directives: list[dict[str, Any]] = field(default_factory=list)
-    order: tuple[str, str] | None = None
-    ending: tuple[Ended, bytes | None] | None = None
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """Task and attempt number."""
-        return self.place.task, self.place.attempt
-
-
-@dataclass(eq=False)
-class Runner:
-    """A process, asked for or running; `doomed` when we have asked for its end."""
-
-    id: int
-    slot: Slot
-    sock: socket.socket
-    monitoring: socket.socket
-    asked_s: float
-    pid: int | None = None
-    attempt: Attempt | None = None
-    used: bool = False
-    doomed: bool = False
-
-    def overlaps(self, slot: Slot) -> bool:
-        """Tell whether it stands in one of these slots."""
-        return self.slot.device == slot.device and not set(self.slot.index).isdisjoint(slot.index)
-
-
-class Listener(Protocol):
-    """Who wants to know."""
-
-    def started(self, attempt: Attempt, pid: int, fork_s: float) -> None:
-        """A runner has taken the task."""
-
-    def reported(self, attempt: Attempt, report: dict[str, Any]) -> None:
-        """A progress report came."""
-
-    def ended(self, attempt: Attempt, message: Ended, payload: bytes | None) -> None:
-        """The attempt has left its slot."""
-
-    def monitoring(self, payload: bytes) -> None:
-        """A message of Parsl's monitoring came."""
 
 
 class Pool:
@@ -112,7 +61,7 @@ class Pool:
         self._waiting: list[Attempt] = []
         self._handlers: dict[int, Callable[[], None]] = {}
         self._born = 0
-        self._bereft = False  # the template is dead, and we kill what it left
+        self._bereft_s: float | None = None  # since when the template is dead, and we kill what it left
         self._ooms = Ooms()
         self._watch(nursery.sock, self._hear_template)
 
@@ -126,7 +75,7 @@ class Pool:
         """
         slot = self._table.slot(place)
         attempt = Attempt(place, slot, payload, time.monotonic())
-        busy = [other for other in self.attempts.values() if _overlap(other.slot, slot)]
+        busy = [other for other in self.attempts.values() if overlap(other.slot, slot)]
         if busy:
             raise ProtocolError(f"slots {place.index} of {place.device} are taken by task {busy[0].place.task}")
         self.attempts[attempt.id] = attempt
@@ -135,8 +84,12 @@ class Pool:
     def direct(self, message: Direct) -> None:
         """Put a directive into the mailbox of an attempt; dropped when the attempt has ended or its mailbox is full."""
         attempt = self.attempts.get((message.task, message.attempt))
-        if attempt is not None:
-            self._post(attempt, message.model_dump())
+        if attempt is None:
+            return
+        if not attempt.taken:
+            attempt.directives.append(message.model_dump())
+        if attempt.runner is not None:
+            self._post(attempt, attempt.runner, message.model_dump())
 
     def yield_all(self) -> None:
         """Tell every attempt to save and leave at its next report."""
@@ -163,23 +116,23 @@ class Pool:
     def reaped(self, statuses: dict[int, int]) -> None:
         """Hear of children of the agent that have ended; they may be the template."""
         status = statuses.get(self._nursery.pid)
-        if status is None or self._bereft:
+        if status is None or self._bereft_s is not None:
             return
         logger.error("the template ended (wait status %d): all runners are lost, a new one will be started", status)
         self._hear_template()
         self._unwatch(self._nursery.sock)
         self._nursery.lost(status)
-        self._bereft = True
+        self._bereft_s = time.monotonic()
 
     def due_s(self) -> float:
         """Return after how many seconds `tick` should be called again at the latest."""
-        if self._bereft or not self._nursery.flush():
+        if self._bereft_s is not None or not self._nursery.flush():
             return 0.01
         return 5.0
 
     def tick(self, now: float) -> None:
         """Do what no event calls for: finish off a dead template's family, notice one that does not answer."""
-        if self._bereft:
+        if self._bereft_s is not None:
             processes.kill_trees(processes.children(os.getpid()))
             if processes.childless():
                 self._start_over()
@@ -191,15 +144,27 @@ class Pool:
         elif not self._nursery.up and now - self._nursery.started_s > TEMPLATE_LIMIT_S:
             logger.error("the template has not come up within %.0f s; it is killed", TEMPLATE_LIMIT_S)
             self._nursery.destroy()
+        for runner in self._runners.values():
+            if runner.doomed_s and now - runner.doomed_s > DEATH_LIMIT_S and not runner.stuck:
+                runner.stuck = True
+                logger.error("runner %d (pid %s) does not die; its slots stay taken", runner.id, runner.pid)
         self._retry_waiting()
+
+    def hopeless(self, now: float) -> str:
+        """Say why this node cannot go on, if so."""
+        if self._nursery.deaths >= TEMPLATE_TRIES:
+            return "the template cannot be kept alive; see template.log"
+        if self._bereft_s is not None and now - self._bereft_s > DEATH_LIMIT_S:
+            return "the template is dead, and what it left does not die"
+        return ""
 
     # ------------------------------------------------------------ starting
 
     def _start(self, attempt: Attempt) -> None:
         """Give the attempt to a warm runner, or fork one, or let it wait until the slots are clear."""
         clear = self._nursery.up
-        for runner in [one for one in self._runners.values() if one.overlaps(attempt.slot)]:
-            if runner.slot.index == attempt.slot.index and not runner.doomed and self._hand(attempt, runner):
+        for runner in [one for one in self._runners.values() if overlap(one.slot, attempt.slot)]:
+            if runner.slot.index == attempt.slot.index and not runner.doomed_s and self._hand(attempt, runner):
                 return
             self._doom(runner)
             clear = False
@@ -238,7 +203,7 @@ class Pool:
         """Send the task to a runner; False if that is dead."""
         place = attempt.place
         header = {"type": "task", "task": place.task, "attempt": place.attempt, "name": place.name}
-        header |= {"context": place.context, "slot": asdict(attempt.slot)}
+        header |= {"context": place.context, "slot": vars(attempt.slot)}
         try:
             if not wire.send(runner.sock, header, attempt.payload, wait=False):
                 return False
@@ -246,15 +211,12 @@ class Pool:
             return False
         runner.attempt, attempt.runner = attempt, runner
         for directive in attempt.directives:
-            self._post(attempt, directive)
+            self._post(attempt, runner, directive)
         return True
 
-    def _post(self, attempt: Attempt, directive: dict[str, Any]) -> None:
-        if attempt.runner is None:
-            attempt.directives.append(directive)
-            return
+    def _post(self, attempt: Attempt, runner: Runner, directive: dict[str, Any]) -> None:
         try:
-            posted = wire.send(attempt.runner.sock, directive, wait=False)
+            posted = wire.send(runner.sock, directive, wait=False)
         except OSError:
             return  # it is dead, and we shall hear of it
         if not posted:
@@ -331,7 +293,7 @@ class Pool:
         outcome = header["outcome"]
         message = Ended(task=task, attempt=number, how=header["how"], failed=header["failed"], outcome=outcome)
         attempt.ending = message, None if message.how == "interrupted" else payload
-        if header["clean"] and not runner.doomed and (outcome or {}).get("failure") in WARM_AFTER:
+        if header["clean"] and not runner.doomed_s and (outcome or {}).get("failure") in WARM_AFTER:
             runner.attempt = None
             self._conclude(attempt)
         else:
@@ -340,8 +302,8 @@ class Pool:
     # ------------------------------------------------------------ ending
 
     def _doom(self, runner: Runner) -> None:
-        if not runner.doomed:
-            runner.doomed = True
+        if not runner.doomed_s:
+            runner.doomed_s = time.monotonic()
             self._nursery.kill(runner.id)
 
     def _gone(self, runner: Runner, status: int | None, why: str = "") -> None:
@@ -389,7 +351,7 @@ class Pool:
 
     def _start_over(self) -> None:
         """Nothing of the dead template's family is left: say so, and start another."""
-        self._bereft = False
+        self._bereft_s = None
         for runner in list(self._runners.values()):
             self._gone(runner, None, "the template died")
         self._nursery.start()
@@ -404,7 +366,3 @@ class Pool:
     def _unwatch(self, sock: socket.socket) -> None:
         if self._handlers.pop(sock.fileno(), None):
             self._poller.unregister(sock.fileno())
-
-
-def _overlap(one: Slot, other: Slot) -> bool:
-    return one.device == other.device and not set(one.index).isdisjoint(other.index)

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,7 +77,7 @@ class Uplink:
 
     def _send(self, wait: bool) -> bool:
         header = {"type": "report", "task": self._task, "attempt": self._attempt, "seq": self._seq}
-        header |= {"skipped": self._skipped, "progress": asdict(self._pending)}  # type: ignore[arg-type]
+        header |= {"skipped": self._skipped, "progress": vars(self._pending)}
         if wire.send(self._sock, header, wait=wait):
             self._pending = None
             return True
@@ -100,6 +100,7 @@ class Runner:
 
     def __init__(self, birth: dict[str, Any], sock: socket.socket) -> None:
         self._sock = sock
+        self._pid = os.getpid()
         self._context: slots.SlotContext | None = None
         self._cores = birth["cores"]
         self._stem = Path(birth["output"])
@@ -130,9 +131,12 @@ class Runner:
         self._context = context = slots.SlotContext(
             Slot(**fields), attempt=header["attempt"], name=header["name"], workdir=self._directory, channel=uplink
         )
-        self._tidy(header["context"].get("resource_spec", {}))
+        for key, value in header["context"].get("resource_spec", {}).items():  # as HTEX
+            os.environ[f"PARSL_{key.upper()}"] = str(value)
         slots.enter(context)
         how, failed, body = perform(buffer, header["context"])
+        if os.getpid() != self._pid:  # a child that the task forked and that came back here
+            os._exit(0)
         slots.enter(None)
         self._context = None
         with contextlib.suppress(Exception):  # a task may have closed or replaced them
@@ -145,14 +149,13 @@ class Runner:
         ended = {"type": "ended", **identity, "how": how, "failed": failed, "clean": processes.childless()}
         ended["outcome"] = replace(outcome, attempt=header["attempt"]).as_dict() if outcome else None
         wire.send(self._sock, ended, body)
+        self._tidy()
 
-    def _tidy(self, resource_spec: dict[str, Any]) -> None:
-        """Take back what the last task changed in this process, as far as the slot is concerned."""
+    def _tidy(self) -> None:
+        """Take back what the task changed in this process, as far as the slot is concerned."""
         if dict(os.environ) != self._environ:
             os.environ.clear()
             os.environ.update(self._environ)
-        for name, value in resource_spec.items():  # as HTEX
-            os.environ[f"PARSL_{name.upper()}"] = str(value)
         with contextlib.suppress(OSError):  # somebody removed it
             os.chdir(self._directory)
         os.sched_setaffinity(0, self._cores)

@@ -23,6 +23,8 @@ INLINE_BYTES = 60_000
 
 _PREFIX = struct.Struct("!?I")  # body is in a memory file; length of the JSON header
 _MAX_FDS = 4
+_DONT_WAIT = int(socket.MSG_DONTWAIT)  # plain numbers: an enum's operators cost as much as a system call
+_SEND, _RECEIVE = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 
 
@@ -50,8 +52,8 @@ def send(
     Raises:
         OSError: the other end is gone.
     """
-    head = json.dumps(header, default=_plain).encode()
-    flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
+    head = _encode(header).encode()
+    flags = _SEND if wait else _SEND | _DONT_WAIT
     if len(head) + len(payload) <= INLINE_BYTES:
         return _send(sock, [_PREFIX.pack(False, len(head)), head, payload], fds, flags)
     body = os.memfd_create("mdcampaign")
@@ -70,7 +72,7 @@ def receive(sock: socket.socket, *, wait: bool = True) -> Datagram | None:
         EOFError: the other end is gone and everything that it sent has been read.
         ProtocolError: this datagram cannot be understood; the next one may be.
     """
-    flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+    flags = _RECEIVE if wait else _RECEIVE | _DONT_WAIT
     try:
         data, ancillary, _, _ = sock.recvmsg(_PREFIX.size + INLINE_BYTES, _ANCILLARY, flags)
     except BlockingIOError:
@@ -104,7 +106,7 @@ def _parse(data: bytes, fds: list[int]) -> Datagram:
         os.close(fds.pop(0))
     else:
         body = data[_PREFIX.size :]
-    header = json.loads(body[:head_bytes])
+    header = json.loads(body[:head_bytes].decode())
     if not isinstance(header, dict):
         raise ValueError("the header is not an object")
     return Datagram(header, body[head_bytes:], tuple(fds))
@@ -139,3 +141,6 @@ def _plain(value: Any) -> float | str:
         return float(value)
     except (TypeError, ValueError):
         return str(value)
+
+
+_encode = json.JSONEncoder(default=_plain).encode

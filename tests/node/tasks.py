@@ -182,3 +182,16 @@ def monitored(count):
 def executor(buffer, *args, **kwargs):
     """Stands where a task's context may name another executor of buffers."""
     return [len(buffer), list(args), kwargs]
+
+
+def stamp(seconds):
+    """Take this long; return when it started and ended, by the clock that all processes share."""
+    start = time.monotonic()
+    time.sleep(seconds)
+    return start, time.monotonic()
+
+
+def wait_elsewhere(path):
+    """Wait in another directory; that the runner is back in its own shows that it has sent the result."""
+    os.chdir("/")
+    return wait_for(path)

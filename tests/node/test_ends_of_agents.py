@@ -28,8 +28,8 @@ def test_template_killed_loses_what_ran_and_nothing_more(broker: FakeBroker, tmp
     broker.run(tasks.nothing, index=(1,))
     template = agent.template
     kill(template)
-    next_one = broker.place(tasks.pid, index=(1,))
     ended = broker.ended(lost)
+    next_one = broker.place(tasks.pid, index=(1,))  # has to wait for the new template
     assert ended.how == "lost" and not any(map(alive, pids))
     assert isinstance(broker.result(next_one), int)
     assert agent.template != template

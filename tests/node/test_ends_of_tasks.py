@@ -8,7 +8,7 @@ import pytest
 
 from mdcampaign.node import protocol
 from tests.node import tasks
-from tests.node.fake_broker import Node, alive, kill, until
+from tests.node.fake_broker import FakeBroker, Node, alive, kill, until
 
 
 def pids_in(path: Path) -> list[int]:
@@ -64,6 +64,23 @@ def test_killed_from_outside_is_lost(node: Node, tmp_path: Path, number: signal.
     assert broker.run(tasks.echo, 1) == 1
     (tmp_path / "go").touch()
     assert broker.ended(neighbour).how == "result"
+
+
+def test_a_result_that_was_sent_counts(broker: FakeBroker, tmp_path: Path) -> None:
+    """The agent, stopped for a while, hears of result and death at once."""
+    agent = broker.start()
+    task = broker.place(tasks.wait_elsewhere, str(tmp_path / "go"))
+    pid = broker.wait(protocol.Started, task).pid
+    cwd = Path(f"/proc/{pid}/cwd")
+    until(lambda: cwd.readlink() == Path("/"), "the task to run")
+    agent.signal(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    until(lambda: cwd.readlink() != Path("/"), "the runner to have sent the result")
+    kill(pid)
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the template to have reaped it")
+    agent.signal(signal.SIGCONT)
+    assert broker.result(task) == pid
+    assert broker.run(tasks.pid) != pid
 
 
 def test_a_task_that_ends_its_process_has_crashed(node: Node) -> None:

@@ -17,6 +17,7 @@ def test_registers_what_it_has(broker: FakeBroker) -> None:
     assert (message.protocol, message.uid, message.block_id) == (protocol.VERSION, "agent", "0")
     assert message.pid == agent.process.pid
     assert "parsl" in message.packages
+    assert message.directory == str(agent.logdir.parent)
     [device] = message.devices
     assert device.kind == "cpu" and device.uuid.startswith("cpu:")
     assert len(device.slot_cores) == 2
