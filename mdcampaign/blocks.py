@@ -7,8 +7,9 @@ ends a campaign. A lost or expired pilot is normal; pilots that never register a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.errors import TooManyJobFailuresError
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 
@@ -21,11 +22,11 @@ MAX_STILLBORN = 3
 """Blocks in a row that fail before any agent of theirs has registered, after which no more are asked for."""
 
 
-def replace_or_give_up(executor: SlotExecutor, status: dict[str, JobStatus]) -> None:
+def replace_or_give_up(executor: BlockProviderExecutor, status: dict[str, JobStatus]) -> None:
     """Ask for a new block when none is left and tasks wait; fail all tasks when blocks do not even begin."""
     if not status or executor.outstanding() == 0 or executor.bad_state_is_set:
         return
-    registered = set(executor.connected_blocks())
+    registered = set(cast("SlotExecutor", executor).connected_blocks())
     newest = sorted(status, key=int, reverse=True)[:MAX_STILLBORN]
     stillborn = [block for block in newest if block not in registered and _failed(status[block])]
     if len(stillborn) == MAX_STILLBORN:

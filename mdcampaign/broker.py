@@ -127,7 +127,7 @@ class Broker:
             awakening.register(poller)
             swept = self.now
             while not self.ending:
-                ready = dict(poller.poll(HOUSEKEEPING_S * 1000))
+                ready = dict(poller.poll(int(HOUSEKEEPING_S * 1000)))
                 awakening.settle(poller, ready)
                 self.now = time.monotonic()
                 if self.commands in ready:

@@ -199,7 +199,7 @@ class SlotExecutor(HighThroughputExecutor):
             worker_debug=worker_debug,
             cores_per_worker=cores_per_worker,
             mem_per_worker=mem_per_worker,
-            max_workers_per_node=None if max_workers_per_node == float("inf") else max_workers_per_node,
+            max_workers_per_node=whole(max_workers_per_node),
             cpu_affinity=cpu_affinity,
             available_accelerators=available_accelerators,
             heartbeat_threshold=heartbeat_threshold,
@@ -239,8 +239,10 @@ class SlotExecutor(HighThroughputExecutor):
             slots, cores_per_slot = len(device.slot_cores), len(device.slot_cores[0])
         elif self.devices_per_node is None:
             return []
-        shape = {"slots": slots, "cores_per_slot": cores_per_slot, "memory_mb": self.device_memory_mb}
-        return [DeviceSpec(f"declared-{n}", **shape) for n in range(self.devices_per_node or 1)]
+        return [
+            DeviceSpec(f"declared-{n}", slots, cores_per_slot, self.device_memory_mb)
+            for n in range(self.devices_per_node or 1)
+        ]
 
     # ------------------------------------------------------------ life
 
@@ -270,6 +272,7 @@ class SlotExecutor(HighThroughputExecutor):
 
     def _watch_broker(self) -> None:
         """Fail everything as soon as the broker ends; in stock HTEX nobody would notice."""
+        assert self.interchange_proc is not None, "started after the broker"
         status = self.interchange_proc.wait()
         if not self._closing.is_set():
             log = f"{self.logdir}/interchange.log"
@@ -315,7 +318,7 @@ class SlotExecutor(HighThroughputExecutor):
 
     # ------------------------------------------------------------ tasks
 
-    def validate_resource_spec(self, resource_specification: dict) -> None:
+    def validate_resource_spec(self, resource_specification: dict[str, Any]) -> None:
         """Refuse a specification that is wrong or can never fit.
 
         Raises:
@@ -330,7 +333,7 @@ class SlotExecutor(HighThroughputExecutor):
         except BadJob as exc:
             raise InvalidResourceSpecification({exc.field}, str(exc)) from exc
 
-    def submit_payload(self, context: dict, buffer: bytes) -> HTEXFuture:
+    def submit_payload(self, context: dict[str, Any], buffer: bytes) -> HTEXFuture:
         """Send a task to the broker; see HTEX for `context`."""
         if self.bad_state_is_set:
             raise BadStateException(self, self.executor_exception)
@@ -473,7 +476,7 @@ class SlotExecutor(HighThroughputExecutor):
         """Log the end of a task, then resolve its future."""
         task_id = message["task_id"]
         future = self.tasks.pop(task_id, None)
-        if future is None:
+        if not isinstance(future, SlotFuture):
             logger.info("Dropped the result of task %s, which nobody waits for", task_id)
             return
 
@@ -514,6 +517,11 @@ class SlotExecutor(HighThroughputExecutor):
 
     def _hold_manager(self, manager_id: str) -> None:
         self._command(["HOLD_MANAGER", manager_id], None)
+
+
+def whole(workers: float | None) -> int | None:
+    """Return HTEX's `max_workers_per_node`, whose default attribute value is infinity, as its constructor takes it."""
+    return None if workers is None or workers == float("inf") else int(workers)
 
 
 def spec_facts(name: str, spec: dict[str, Any]) -> dict[str, Any]:

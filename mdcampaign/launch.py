@@ -7,8 +7,11 @@ import inspect
 import logging
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import parsl
 from parsl.providers import LocalProvider
@@ -105,23 +108,24 @@ class Attachment:
 
 def obey(thinker: CampaignThinker, request: Request) -> Ack:
     """Carry a request of another terminal out and return the acknowledgement."""
-    job = request.payload.get("job")
+    job: Any = request.payload.get("job")
+    more: dict[str, Any] = {key: value for key, value in request.payload.items() if key != "job"}
     if request.verb == "stop" and job is None:
         thinker.done.set()
         return Ack(True, "running", "the campaign ends: running jobs save their state first")
-    verbs = {
-        "stop": lambda: thinker.stop(job),
-        "cancel": lambda: thinker.cancel(job),
-        "explain": lambda: thinker.explain(job),
-        "yield": lambda: thinker.yield_now(job),
-        "extend": lambda: thinker.extend(job, request.payload.get("target_step")),
-        "rerank": lambda: thinker.rerank(job, request.payload.get("priority")),
+    verbs: dict[str, Callable[..., Future[Ack]]] = {
+        "stop": thinker.stop,
+        "cancel": thinker.cancel,
+        "explain": thinker.explain,
+        "yield": thinker.yield_now,
+        "extend": thinker.extend,
+        "rerank": thinker.rerank,
     }
     if request.verb not in verbs:
         return Ack(False, "unknown", f"unknown verb {request.verb!r}. {nearest(request.verb, verbs)}")
     if not isinstance(job, str):
         return Ack(False, "unknown", f"{request.verb} needs the name of a job")
-    return verbs[request.verb]().result(ANSWER_S)
+    return verbs[request.verb](job, **more).result(ANSWER_S)
 
 
 def load_thinker(file: CampaignFile) -> type[CampaignThinker]:

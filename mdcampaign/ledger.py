@@ -60,7 +60,8 @@ def event(kind: str, **fields: Any) -> Event:
 
 def flat(news: Event) -> Event:
     """Return an event as the log keeps it: the fields of a progress report beside its job and attempt."""
-    return {key: value for key, value in news.items() if key != "progress"} | news.get("progress", {})
+    progress: Event = news.get("progress", {})
+    return {key: value for key, value in news.items() if key != "progress"} | progress
 
 
 class LedgerWriter:

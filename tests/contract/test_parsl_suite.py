@@ -35,8 +35,7 @@ def old_pytest() -> Path:
 def test_parsl_own_suite_passes(old_pytest: Path, tmp_path: Path) -> None:
     deselected = " and ".join(["not cleannet", *(f"not {name}" for name in AS_ROOT if os.geteuid() == 0)])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(SUITE), "-p", "no:cacheprovider", "-q"]
-        + ["-k", deselected, "--config", str(CONFIG)],
+        [sys.executable, *f"-m pytest {SUITE} -p no:cacheprovider -q --config {CONFIG} -k".split(), deselected],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(old_pytest)},
         capture_output=True,
