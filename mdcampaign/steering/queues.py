@@ -33,8 +33,9 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Collection, Hashable
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import colmena.queue.python
@@ -67,6 +68,7 @@ class _ProcessState:
         self.writing = threading.Lock()
         self.results: Outbound | None = None
         self.requests: Outbound | None = None
+        self.events: deque[str] = deque()
         self.inboxes: dict[str, queue.SimpleQueue[str]] = {}
         self.kept = KeptInputs()
         self.inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -127,7 +129,7 @@ class CampaignQueues(ColmenaQueues):
 
         Raises:
             TimeoutException: nothing came within `timeout` seconds.
-            TaskServerLost: nothing will come any more.
+            TaskServerLost: tasks are active, and nothing will come any more.
         """
         self._check_role(QueueRole.CLIENT, "get_result")
         result = Result.model_validate_json(self._receive(topic, timeout))
@@ -152,7 +154,7 @@ class CampaignQueues(ColmenaQueues):
         """Wait until no task is active; False when the time is over or the task server is lost."""
         end = None if timeout is None else time.monotonic() + timeout
         while not super().wait_until_done(_slice(end)):
-            if self._lost() or (end is not None and time.monotonic() >= end):
+            if self.lost or (end is not None and time.monotonic() >= end):
                 return False
         return True
 
@@ -167,12 +169,16 @@ class CampaignQueues(ColmenaQueues):
             try:
                 return self._get_result(topic, timeout=_slice(end))  # type: ignore[arg-type]
             except TimeoutException:
-                if self._lost():
+                if self.lost and self._active_tasks:
                     raise self._here.failure from None  # type: ignore[misc]
+                if self.lost:  # nobody is owed anything: a loop that asks whether it is over may ask
+                    raise
                 if end is not None and time.monotonic() >= end:
                     raise
 
-    def _lost(self) -> bool:
+    @property
+    def lost(self) -> bool:
+        """Whether `fail` was called, and what had arrived by then has had time to be delivered."""
         return self._here.failure is not None and time.monotonic() - self._here.failed_at > _GRACE_S
 
     def _end(self, task_id: str) -> None:
@@ -284,12 +290,17 @@ class PipeQueues(CampaignQueues, colmena.queue.python.PipeQueues):
             raise TimeoutException() from None
 
     def _inboxes(self) -> dict[str, queue.SimpleQueue[str]]:
-        with self._here.books:
-            if not self._here.inboxes:
-                for topic, (reader, _) in self.result_queues.items():
-                    inbox = self._here.inboxes[topic] = queue.SimpleQueue()
-                    threading.Thread(target=_empty, args=(reader, inbox), name=f"inbound-{topic}", daemon=True).start()
-            return self._here.inboxes
+        if not self._here.inboxes:
+            with self._here.books:
+                self._here.inboxes = self._here.inboxes or self._start_inbound()
+        return self._here.inboxes
+
+    def _start_inbound(self) -> dict[str, queue.SimpleQueue[str]]:
+        inboxes: dict[str, queue.SimpleQueue[str]] = {topic: queue.SimpleQueue() for topic in self.result_queues}
+        for topic, (reader, _) in self.result_queues.items():
+            arguments = (reader, inboxes[topic])
+            threading.Thread(target=_empty, args=arguments, name=f"inbound-{topic}", daemon=True).start()
+        return inboxes
 
     def flush(self) -> None:
         """Drop all results that have arrived, and all requests that nobody has taken."""
@@ -312,8 +323,18 @@ class RedisQueues(CampaignQueues, colmena.queue.redis.RedisQueues):
         self._check_size(message, "the request")
         super()._send_request(message, topic)
 
+    def _get_result(self, topic: str, timeout: float | None = None) -> str:
+        """Events are taken a thousand at a time: a round trip for each would not keep up with a large campaign."""
+        here, client = self._here.events, cast(Any, self.redis_client)
+        if topic == EVENTS and here:
+            return here.popleft()
+        first: str = super()._get_result(topic, timeout)
+        if topic == EVENTS:
+            here.extend(client.lpop(f"{self.prefix}_{topic}_result", 1000) or ())
+        return first
+
     def _get_message(self, queue: str, timeout: float | None) -> str:
-        client: Any = self.redis_client
+        client = cast(Any, self.redis_client)
         found: tuple[str, str] | None = client.blpop([queue], timeout=0 if timeout is None else max(timeout, 0.01))
         if found is None:
             raise TimeoutException()

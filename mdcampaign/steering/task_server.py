@@ -43,6 +43,7 @@ from mdcampaign.steering.streaming import lean
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5  # how often the waiting server looks for signals and for the death of its parent
+_LATE_S = 2.0  # how much later than asked an executor may say that it has drained
 _PARSL_S = 15.0  # how long Parsl may take to end
 _FLUSH_S = 5.0  # how long the last results may take to leave
 
@@ -86,6 +87,7 @@ class CampaignTaskServer(ParslTaskServer):
             mend = "Use PipeQueues or RedisQueues of mdcampaign.steering.queues."
             raise BadInput("queues", type(queues).__name__, "cannot carry verbs and progress", mend)
         super().__init__([lean(method) for method in methods], queues, config, timeout, default_executors)
+        _warn_of_main(methods)
         self.drain_s = drain_s
         self.ignore_interrupt = ignore_interrupt
         self.method_defaults = self._checked(method_defaults or {})
@@ -262,10 +264,9 @@ class CampaignTaskServer(ParslTaskServer):
         except NoDataFlowKernelError:  # the set-up failed before there was one
             pass
         else:
-            for executor in kernel.executors.values():
-                if hasattr(executor, "drain"):
-                    executor.drain(self.drain_s)
-            self._end_parsl(kernel)
+            drains: list[Any] = [getattr(executor, "drain", None) for executor in kernel.executors.values()]
+            within([partial(drain, self.drain_s) for drain in drains if drain], self.drain_s + _LATE_S)
+            self._parsl_stuck = not within([kernel.cleanup], _PARSL_S)
         lost = MDCampaignError("the task server ended before this task did")
         for task in self.queues.unanswered():
             task.success, task.inputs = False, ((), {})
@@ -274,9 +275,30 @@ class CampaignTaskServer(ParslTaskServer):
                 self._desk.interrupt(task, str(lost))
             self.queues.abandon(task)
 
-    def _end_parsl(self, kernel: Any) -> None:
-        """End Parsl within a limit; a thread does it, as a hung executor cannot be interrupted."""
-        thread = threading.Thread(target=kernel.cleanup, name="parsl-cleanup", daemon=True)
+
+def _warn_of_main(methods: Sequence[Any]) -> None:
+    """Warn of methods in the script itself: a slot gets their code, and none of what it refers to there."""
+    for method in methods:
+        function: Any = method[0] if isinstance(method, tuple | list) else method
+        function = getattr(function, "_function", getattr(function, "function", function))
+        if getattr(function, "__module__", "") == "__main__":
+            warnings.warn(
+                f"the method {function.__name__} is defined in the script: other names of the script, such as its "
+                "imports, are unknown to it in a slot. Put it into a module that can be imported there",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def within(actions: Sequence[Callable[[], Any]], limit_s: float) -> bool:
+    """Do all actions at once, and return whether they ended within the limit.
+
+    Threads do them: an executor whose other end is gone may hang, and nothing can interrupt it.
+    """
+    threads = [threading.Thread(target=action, daemon=True) for action in actions]
+    for thread in threads:
         thread.start()
-        thread.join(_PARSL_S)
-        self._parsl_stuck = thread.is_alive()
+    end = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

@@ -239,6 +239,21 @@ def test_the_newest_progress_wins_where_the_way_is_full() -> None:
     assert ended(server) == 0
 
 
+def send_events(queues: CampaignQueues) -> None:
+    queues.set_role("server")
+    queues.start_sending()
+    for n in range(2500):
+        queues.send_event({"event": "placed", "n": n})
+    assert queues.stop_sending(GUARD_S)
+
+
+def test_events_that_are_no_progress_all_come_in_order(make_queues: Make) -> None:
+    queues = make_queues()
+    server = started(queues, send_events)
+    assert [queues.get_event(GUARD_S)["n"] for _ in range(2500)] == list(range(2500))
+    assert ended(server) == 0
+
+
 def test_each_redis_queue_has_a_prefix_of_its_own(redis_port: int) -> None:
     first, second = RedisQueues(port=redis_port), RedisQueues(port=redis_port)
     assert first.prefix != second.prefix

@@ -128,7 +128,7 @@ def test_bad_arguments_are_refused_before_anything_starts(run_dir: str) -> None:
         CampaignTaskServer([methods.square], PipeQueues(), config, method_defaults={"square": {"slots": 0}})
     queues = PipeQueues()
     streaming = PythonGeneratorMethod(methods.count, streaming_queue=queues)
-    with pytest.raises(BadInput, match="cannot stream through PipeQueues.*Use RedisQueues"):
+    with pytest.raises(BadInput, match=r"cannot stream through PipeQueues.*Use RedisQueues"):
         CampaignTaskServer([streaming], queues, config)
 
 
@@ -181,6 +181,15 @@ def test_starting_from_a_process_with_threads_warns(serve: Serve) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         serve(PipeQueues())
+
+
+def test_a_method_of_the_script_itself_is_warned_of(run_dir: str) -> None:
+    def here() -> None: ...
+
+    here.__module__ = "__main__"
+    config = Config(executors=[StandIn()], run_dir=run_dir)
+    with pytest.warns(RuntimeWarning, match="the method here is defined in the script"):
+        CampaignTaskServer([(here, {"executors": ["standin"]})], PipeQueues(), config)
 
 
 def orphaned(queues: PipeQueues, config: Config, pid: Any) -> None:
