@@ -83,6 +83,28 @@ def init(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def simulate(arguments: argparse.Namespace) -> int:
+    """Compare continuous batching with FIFO refill and static batches on simulated jobs: no MD, no GPU, seconds."""
+    from mdcampaign import comparison
+
+    figures = comparison.simulate(
+        named=arguments.workload,
+        jobs=arguments.jobs,
+        durations=arguments.durations,
+        seed=arguments.seed,
+        csv=arguments.csv,
+        devices=arguments.devices,
+        slots=arguments.slots,
+        aging=arguments.aging,
+        lengths=arguments.lengths,
+    )
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        comparison.show(figures, Console(highlight=False))
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each command's help shows an example."""
     top = argparse.ArgumentParser(prog="mdcampaign", description="Molecular-dynamics campaigns on HPC.")
@@ -126,6 +148,23 @@ def parser() -> argparse.ArgumentParser:
 
     command = add(init, "mdcampaign init my-tpr-files/")
     command.add_argument("directory", type=Path, help="folder of .tpr files")
+
+    command = add(simulate, "mdcampaign simulate --jobs 1000 --devices 8 --slots 8 --durations lognormal:600,1")
+    command.add_argument(
+        "--workload", metavar="tutorial", help="8 jobs of 2 to 12 s, two urgent; used if none is given"
+    )
+    command.add_argument("--jobs", metavar="N", help="number of jobs (8)")
+    command.add_argument(
+        "--durations", metavar="SPEC", help="uniform:LOW,HIGH | lognormal:MEAN,CV | constant:X, s (uniform:2,12)"
+    )
+    command.add_argument("--seed", metavar="N", default="42", help="same seed, same output (42)")
+    columns = "duration_s and, where wanted, name, priority, submitted_s, slots, exclusive, memory_mb, cores"
+    command.add_argument("--csv", metavar="FILE", help=f"instead: one job a line, under a header with {columns}")
+    command.add_argument("--devices", metavar="N", default="1", help="number of devices (1)")
+    command.add_argument("--slots", metavar="N", default="2", help="slots of each device (2)")
+    command.add_argument("--aging", metavar="RATE", help="levels of priority gained by a second of waiting (1 a day)")
+    command.add_argument("--lengths", metavar="known|unknown", default="known", help="are lengths known before (known)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
     return top
 
 
