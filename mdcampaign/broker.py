@@ -17,7 +17,6 @@ import os
 import pickle
 import platform
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -89,6 +88,7 @@ class Broker:
             "snapshot": self.snapshot,
             "drain": self.drain,
             "events": self.switch_events,
+            "shutdown": self.shutdown,
         }
 
     def _open_sockets(self) -> None:
@@ -120,28 +120,28 @@ class Broker:
 
     def run(self) -> None:
         """Serve until told to end, or until the campaign process is gone."""
-        with Awakening() as awakening:
-            poller = zmq.Poller()
-            for source in (self.submissions, self.commands, self.wire):
-                poller.register(source, zmq.POLLIN)
-            awakening.register(poller)
-            swept = self.now
-            while not self.ending:
-                ready = dict(poller.poll(int(HOUSEKEEPING_S * 1000)))
-                awakening.settle(poller, ready)
-                self.now = time.monotonic()
-                if self.commands in ready:
-                    self.serve_command()
-                if self.submissions in ready:
-                    self.take_submissions()
-                if self.wire in ready:
-                    self.take_messages()
-                if self.now - swept >= HOUSEKEEPING_S:
-                    swept = self.now
-                    self.expire_agents()
-                self.refill()
-                self.tell()
-                self.watch(awakening)
+        awakening = Awakening()
+        poller = zmq.Poller()
+        for source in (self.submissions, self.commands, self.wire):
+            poller.register(source, zmq.POLLIN)
+        awakening.register(poller)
+        swept = self.now
+        while not self.ending:
+            ready = dict(poller.poll(int(HOUSEKEEPING_S * 1000)))
+            awakening.settle(poller, ready)
+            self.now = time.monotonic()
+            if self.commands in ready:
+                self.serve_command()
+            if self.submissions in ready:
+                self.take_submissions()
+            if self.wire in ready:
+                self.take_messages()
+            if self.now - swept >= HOUSEKEEPING_S:
+                swept = self.now
+                self.expire_agents()
+            self.refill()
+            self.tell()
+            self.watch(awakening)
         self.close()
 
     def take_submissions(self) -> None:
@@ -194,7 +194,7 @@ class Broker:
             self.results.send(pickle.dumps(message))
 
     def watch(self, awakening: Awakening) -> None:
-        """End a drain that is done or out of time, and notice signals and the death of the campaign process."""
+        """End a drain that is done or out of time, and notice the death of the campaign process."""
         if self.draining:
             limit, ack = self.draining
             running = [task.id for task in self.tasks.values() if task.agent and task.requeue]
@@ -204,9 +204,7 @@ class Broker:
                     self.ack(ack, not running, "drained", f"{len(running)} jobs still running")
                 if awakening.parent_gone:
                     self.ending = "the campaign process is gone"
-        if awakening.signalled:
-            self.ending = "SIGTERM"
-        elif awakening.parent_gone and not self.draining:
+        if awakening.parent_gone and not self.draining:
             logger.warning("The campaign process is gone; running jobs may checkpoint for %s s", ORPHANED_S)
             self.begin_drain(ORPHANED_S, None)
 
@@ -231,6 +229,7 @@ class Broker:
             context=context,
             requeue=spec.get("requeue", False),
             attempt=spec.get("first_attempt", 1) - 1,
+            target_step=spec.get("target_step", 0),
         )
         self.tasks[task_id] = task
         self.scheduler.submit(task.request, self.now)
@@ -269,6 +268,9 @@ class Broker:
         kind = message["control"]
         if task is None:
             return {"ok": False, "state": "ended", "message": "it has ended already"}
+        if kind == "extend" and message["target_step"] <= task.target_step:
+            text = f"its target is step {task.target_step} already; stop it to end it early"
+            return {"ok": False, "state": "running" if task.agent else "waiting", "message": text}
         if kind == "extend":
             task.extended_to = max(task.extended_to or 0, message["target_step"])
         if task.agent:
@@ -324,6 +326,11 @@ class Broker:
         for task in self.tasks.values():
             if task.agent and task.requeue:
                 self.send_directive(task, "yield", None)
+
+    def shutdown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """End, as the executor is being shut down."""
+        self.ending = "the executor is being shut down"
+        return {"ok": True, "state": "", "message": ""}
 
     def serve_command(self) -> None:
         """Answer one of the commands that Parsl's block scaling knows."""
@@ -391,6 +398,7 @@ class Broker:
             return
         task.reports += 1
         task.saved_step = max(task.saved_step, int(message.progress.get("saved_step") or 0))
+        task.target_step = max(task.target_step, int(message.progress.get("target_step") or 0))
         self.scheduler.progress(task.id, remaining_s(message.progress), self.now)
         self.event("progress", task, seq=message.seq, skipped=message.skipped, progress=message.progress)
 
@@ -576,37 +584,18 @@ class Broker:
 
 
 class Awakening:
-    """What wakes the loop beside sockets: SIGTERM, and the death of the campaign process."""
+    """What wakes the loop beside sockets: the death of the campaign process."""
 
     def __init__(self) -> None:
-        self.signalled = False
         self.parent_gone = False
-        self._signals, self._wakeup = socket.socketpair()
-        self._signals.setblocking(False)
-        self._wakeup.setblocking(False)
-        self._parent = os.getppid()
-        self._pidfd = os.pidfd_open(self._parent)
-
-    def __enter__(self) -> Awakening:
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-
-    def _on_sigterm(self, *_: object) -> None:
-        self.signalled = True
+        self._pidfd = os.pidfd_open(os.getppid())
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have the loop's poller watch for both."""
-        poller.register(self._signals.fileno(), zmq.POLLIN)
+        """Have the loop's poller watch for it."""
         poller.register(self._pidfd, zmq.POLLIN)
 
     def settle(self, poller: zmq.Poller, ready: dict[Any, int]) -> None:
         """Take note of what woke the loop, so that it does not wake it again."""
-        if self._signals.fileno() in ready:
-            self._signals.recv(4096)
         if self._pidfd in ready:
             self.parent_gone = True
             poller.unregister(self._pidfd)
@@ -639,7 +628,8 @@ def mismatch(message: protocol.Register, check_python: bool) -> str:
 
 def main() -> None:
     """Start as HTEX starts its interchange: the configuration pickled on stdin, and ours as JSON in argv[1]."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the campaign process alone decides when to end
+        signal.signal(number, signal.SIG_IGN)
     config = pickle.load(sys.stdin.buffer)
     ours = json.loads(sys.argv[1])
     Path(config["logdir"]).mkdir(parents=True, exist_ok=True)

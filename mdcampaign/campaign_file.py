@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from mdcampaign.errors import BadCampaignFile
-from mdcampaign.jobs import NAME, refused
+from mdcampaign.jobs import NAME, complaint, refused
 
 Loc = tuple[int | str, ...]
 
@@ -125,7 +125,7 @@ def load_campaign_file(path: Path) -> CampaignFile:
         file = CampaignFile.model_validate(data)
     except ValidationError as exc:
         error = refused(exc, CampaignFile, BadCampaignFile)
-        line = _line_of(root, exc.errors()[0]["loc"])
+        line = _line_of(root, complaint(exc)["loc"])
         mend = _MENDS.get(error.field, error.mend)
         raise BadCampaignFile(error.field, error.value, f"{error.problem} ({path}, line {line})", mend) from None
     if "redis" in data and file.queues != "redis":

@@ -8,6 +8,7 @@ monitoring are Parsl's own. Non-public names of Parsl used here: `_result_queue_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import typeguard
+import zmq
 from parsl.app.errors import RemoteExceptionWrapper
 from parsl.data_provider.staging import Staging
 from parsl.executors import HighThroughputExecutor
@@ -304,7 +306,7 @@ class SlotExecutor(HighThroughputExecutor):
         """End the broker, which ends the agents; what has not ended by then is interrupted."""
         self._closing.set()
         if self.interchange_proc is not None and not self.bad_state_is_set:
-            self.interchange_proc.terminate()
+            self._ask("shutdown")
         super().shutdown(timeout)
         for task_id in list(self.tasks):
             if future := self.tasks.pop(task_id, None):
@@ -371,11 +373,18 @@ class SlotExecutor(HighThroughputExecutor):
         }
 
     def _cancel(self, task_id: int) -> None:
-        self._send({"control": "cancel", "task_id": task_id, "id": None})
+        with contextlib.suppress(BrokerLost):  # then it is over for the task too
+            self._send({"control": "cancel", "task_id": task_id, "id": None})
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Send on the one socket that leads to the broker; ZeroMQ allows one sender at a time."""
+        """Send on the one socket that leads to the broker; ZeroMQ allows one sender at a time.
+
+        Raises:
+            BrokerLost: the broker is gone; without a peer the socket would wait for ever.
+        """
         with self._sending:
+            if self.bad_state_is_set or not self.outgoing_q.zmq_socket.poll(int(COMMAND_S * 1000), zmq.POLLOUT):
+                raise BrokerLost(str(self.executor_exception or "the broker takes no messages"))
             self.outgoing_q.put(message)
 
     # ------------------------------------------------------------ steering
@@ -413,7 +422,11 @@ class SlotExecutor(HighThroughputExecutor):
             self._ack_counter += 1
             ident = self._ack_counter
         self._acks[ident] = future
-        self._send({"control": verb, "id": ident, **payload})
+        try:
+            self._send({"control": verb, "id": ident, **payload})
+        except BrokerLost as exc:
+            if self._acks.pop(ident, None):
+                future.set_exception(exc)
         return future
 
     def subscribe(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from pydantic import (
     PositiveInt,
     ValidationError,
 )
+from pydantic_core import ErrorDetails
 
 from mdcampaign.engines.inputs import AnyEngine
 from mdcampaign.errors import BadInput, BadJob, FailureKind, nearest
@@ -102,7 +103,7 @@ class MDJob(BaseModel):
 
 def refused(exc: ValidationError, model: type[BaseModel], error: type[BadInput]) -> BadInput:
     """Turn pydantic's first complaint into one of ours that names the field, the value and the mend."""
-    first = exc.errors()[0]
+    first = complaint(exc)
     where = ".".join(str(part) for part in first["loc"]) or model.__name__
     problem, mend = str(first["msg"]), ""
     if first["type"] == "extra_forbidden":
@@ -114,6 +115,11 @@ def refused(exc: ValidationError, model: type[BaseModel], error: type[BadInput])
     elif first["type"] == "string_pattern_mismatch":
         mend = "Use letters, digits, '.', '_' and '-' (at most 100), beginning with a letter or digit."
     return error(where, first.get("input"), problem, mend)
+
+
+def complaint(exc: ValidationError) -> ErrorDetails:
+    """Return the complaint to tell first: an unknown key explains the one that is missing."""
+    return min(exc.errors(), key=lambda error: error["type"] != "extra_forbidden")
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

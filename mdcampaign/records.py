@@ -27,6 +27,7 @@ class Task:
     agent: str | None = None
     cancelled: bool = False
     reports: int = 0
+    target_step: int = 0
     saved_step: int = 0
     saved_before: int = -1
     barren: int = 0

@@ -43,9 +43,7 @@ class Channel(Protocol):
 class SlotContext:
     """The slot that this process runs in, and the wire to whoever steers."""
 
-    def __init__(
-        self, slot: Slot, *, attempt: int, name: str, workdir: Path, channel: Channel | None = None
-    ) -> None:
+    def __init__(self, slot: Slot, *, attempt: int, name: str, workdir: Path, channel: Channel | None = None) -> None:
         self.slot = slot
         self.attempt = attempt
         self.name = name

@@ -150,6 +150,8 @@ def test_stop_extend_and_rerank_reach_jobs(start: Start, events, tmp_path: Path)
     ]
     wait_until(lambda: executor.snapshot()["waiting"] == 2, "both to wait")
     assert executor.control("rerank", "demo/c", priority=5).result(GUARD_S)["state"] == "waiting"
+    refused = executor.control("extend", "demo/a", target_step=7).result(GUARD_S)
+    assert not refused["ok"] and "10000 already" in refused["message"]
     assert executor.control("extend", "demo/b", target_step=7).result(GUARD_S)["ok"]
     assert executor.control("stop", "demo/a").result(GUARD_S) == {
         "ok": True,
