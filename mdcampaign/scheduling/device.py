@@ -71,9 +71,9 @@ class Attempt:
 class Hold:
     """A share of a device kept for one waiting job.
 
-    A plain hold is for the first job in rank order that fits nowhere: the share fills as slots drain, and a job of
-    better rank may still use it. An `asked` hold is a slot that other jobs were told to give back for its owner, and
-    nobody else gets it.
+    A plain hold is for the first job in rank order that fits nowhere: the share fills as slots drain, and passes to a
+    job of better rank that fits nowhere either. An `asked` hold is for a job to which others were told to yield, and
+    nobody else gets what they give back.
     """
 
     rank: Rank

@@ -186,14 +186,13 @@ class Scheduler(Books):
         return max(held, (-self.preemption.least_key(width), math.inf))
 
     def _start(self, request: Request, now: float) -> Place | None:
-        """Start the job if it fits: in the share held for it, in unheld room, or before the hold of a later one."""
-        rank, own = self.policy.rank(request), self.hold_of(request.id)
-        if own and own.device.fits(request, rank):
+        """Start the job if it fits, in the share that is held for it or in unheld room."""
+        own = self.hold_of(request.id)
+        if own and own.device.fits(request, own.rank):
             device: Device | None = own.device
-        elif device := self._find(request):
-            self._changed |= own is not None  # what was held for it elsewhere is free for others
-        elif self.hold and rank < self.hold.rank and self.hold.device.fits(request, rank):
-            device = self.hold.device
+        else:
+            device = self._find(request)
+            self._changed |= device is not None and own is not None  # what was held for it elsewhere is free for others
         if device is None:
             return None
         self.passed_over = None

@@ -122,6 +122,17 @@ def test_spread_and_pack(place: str, nodes: list[str]) -> None:
     assert [node for _, node, _ in fleet.decide()] == nodes
 
 
+def test_pack_and_spread_compare_devices_of_different_kinds_by_their_free_share() -> None:
+    for place, second in (("pack", "big"), ("spread", "small")):
+        fleet = Fleet(place=place)
+        fleet.scheduler.add_node("big", [DeviceSpec("g", 4)], 0.0)
+        fleet.submit(1)
+        fleet.started()
+        fleet.scheduler.add_node("small", [DeviceSpec("g", 2)], 0.0)
+        fleet.submit(2)
+        assert fleet.decide()[0][1] == second
+
+
 def test_a_slot_is_refilled_with_the_same_index() -> None:
     fleet = Fleet(3)
     fleet.submit(1, 2, 3, 4)
@@ -246,6 +257,50 @@ def test_the_hold_passes_to_a_better_ranked_job_and_ends_with_a_cancel() -> None
     assert fleet.started() == [3]
 
 
+def test_what_was_held_is_free_at_once_when_its_owner_starts_elsewhere() -> None:
+    fleet = Fleet(2, memory_mb=1000, aging=0.0)
+    fleet.submit(1, 2)
+    fleet.started()
+    fleet.submit(9, exclusive=True, priority=1.0)
+    fleet.submit(3, memory_mb=500)
+    assert fleet.end(1) == []
+    fleet.scheduler.add_node("small", [DeviceSpec("g", 1, 1, 100)], 0.0)
+    assert fleet.decide() == [(9, "small", (0,)), (3, "n0", (0,))]
+
+
+def test_the_next_hold_goes_by_the_latest_reports() -> None:
+    fleet = Fleet(1, 1, aging=0.0)
+    fleet.submit(1, 2, expected_s=100.0)
+    where = {id: node for id, node, _ in fleet.decide()}
+
+    def held_for(id: int) -> str:
+        fleet.scheduler.add_node(f"small{id}", [DeviceSpec("g", 1, 1, 100)], 0.0)
+        fleet.submit(id, memory_mb=200, priority=1.0)
+        assert fleet.started() == []
+        assert fleet.scheduler.hold is not None
+        node = fleet.scheduler.hold.device.node
+        fleet.scheduler.cancel_waiting(id, 0.0)
+        return node
+
+    fleet.report(1, remaining_s=10.0)
+    assert held_for(8) == where[1]
+    fleet.report(2, remaining_s=5.0)
+    assert held_for(9) == where[2]
+
+
+def test_a_plain_hold_binds_jobs_of_lesser_rank_only() -> None:
+    fleet = Fleet(2, aging=0.0)
+    fleet.submit(1, 2)
+    fleet.started()
+    fleet.submit(9, exclusive=True, priority=1.0)
+    fleet.end(1)
+    device = next(fleet.scheduler.fleet.devices())
+    policy = fleet.scheduler.policy
+    lesser, better = Request(10, 0.0), Request(11, 0.0, priority=2.0)
+    assert not device.fits(lesser, policy.rank(lesser))
+    assert device.fits(better, policy.rank(better))
+
+
 def test_what_can_never_start_holds_nothing() -> None:
     fleet = Fleet(2, aging=0.0)
     fleet.submit(9, slots=3, priority=9.0)
@@ -299,6 +354,7 @@ def test_without_estimates_the_tail_rule_is_off_and_says_so() -> None:
     fleet.submit(9, expected_s=6.0)
     assert fleet.started() == [1]
     assert fleet.scheduler.tail_problem == ""  # one of two: it goes by the mean of those that have one
+    assert fleet.scheduler.backlog.work_s(1) == 12.0
     fleet.submit(3, 4)
     assert fleet.scheduler.tail_problem == "3 of 4 waiting jobs have no expected time"
     assert Fleet(1, tail=False).scheduler.tail_problem == "the policy switches it off"
@@ -463,18 +519,41 @@ def test_the_given_slot_belongs_to_the_asker_even_if_a_better_one_comes() -> Non
 
 def test_an_asker_is_served_before_a_plain_hold_of_better_rank_on_its_device() -> None:
     """Else each would wait for the other for ever."""
-    fleet = full_fleet(4)
-    fleet.scheduler.rerank(1, 9.0, 0.0)  # dear: nobody can clear the device
-    fleet.submit(8, exclusive=True, priority=6.0)
-    fleet.submit(9, priority=5.0)
+    fleet = full_fleet(2, reported=False)
+    fleet.report(1)
+    fleet.submit(9, priority=5.0, memory_mb=200)
+    assert fleet.decide() == [(1, "yields to", 9)]
+    fleet.submit(8, exclusive=True, priority=6.0, memory_mb=200)
+    fleet.scheduler.add_node("small", [DeviceSpec("g", 1, 1, 100)], 0.0)  # room, but for neither of them
     assert fleet.decide() == []
-    fleet.scheduler.ended(1, 1.0)
-    fleet.submit(10, priority=5.0, at=1.0)
-    decisions = fleet.decide(1.0)
-    assert {victim for victim, _, _ in decisions} == {2, 3, 4}
-    for victim in (2, 3, 4):
-        fleet.scheduler.requeue(victim, 2.0)
-    assert fleet.started(2.0) == [8]
+    assert fleet.scheduler.hold is not None and fleet.scheduler.hold.owner == 8
+    fleet.scheduler.requeue(1, 1.0)
+    assert fleet.started(1.0) == [9]
+
+
+def test_no_plain_hold_takes_what_was_given_back_for_an_asker() -> None:
+    fleet = full_fleet(2)
+    fleet.submit(9, slots=2, priority=5.0)
+    assert len(fleet.decide()) == 2
+    fleet.submit(8, priority=6.0)  # nobody left to ask
+    assert fleet.decide() == []
+    fleet.scheduler.requeue(1, 1.0)
+    assert fleet.started(1.0) == []
+    fleet.scheduler.requeue(2, 2.0)
+    assert fleet.started(2.0) == [9]
+
+
+def test_a_job_behind_a_waiting_asker_may_still_use_the_held_share() -> None:
+    fleet = full_fleet(2, 2, reported=False)
+    on = {id: attempt.device.node for id, attempt in fleet.scheduler.attempts.items() if attempt.device}
+    first, second = ([id for id in on if on[id] == node] for node in ("n0", "n1"))
+    fleet.report(*second)
+    fleet.submit(8, exclusive=True, priority=1.0)
+    assert fleet.end(first[0]) == []  # held for job 8
+    fleet.submit(9, slots=2, priority=5.0)
+    assert {victim for victim, _, _ in fleet.decide()} == set(second)
+    fleet.submit(10, priority=3.0)
+    assert fleet.decide() == [(10, "n0", (0,))]
 
 
 def test_a_cancelled_asker_leaves_the_slot_to_everybody() -> None:

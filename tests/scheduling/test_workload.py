@@ -49,13 +49,26 @@ def test_what_is_wrong_in_a_csv_file_is_named(lines: list[str], message: str) ->
 
 @pytest.mark.parametrize(
     "text",
-    "|uniform|uniform:1|uniform:2,1|uniform:0,1|constant:-1|constant:inf|normal:1,2|lognormal:10,-1|uniform:a,b".split(
-        "|"
-    ),
+    [
+        "",
+        "uniform",
+        "uniform:1",
+        "uniform:2,1",
+        "uniform:0,1",
+        "uniform:a,b",
+        "constant:-1",
+        "constant:inf",
+        "normal:1,2",
+    ],
 )
 def test_a_distribution_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BadWorkload, match="durations"):
         drawn(random.Random(1), 3, text)
+
+
+def test_a_spread_below_nothing_is_refused() -> None:
+    with pytest.raises(BadWorkload, match="CV is not below"):
+        drawn(random.Random(1), 3, "lognormal:10,-1")
 
 
 def test_constant_lengths_and_the_urgent_two() -> None:
