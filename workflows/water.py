@@ -67,12 +67,12 @@ def water_jobs(directory: Path, replicas: int, seed: int) -> list[MDJob]:
     ]
 
 
-def run_input(directory: Path, n: int, seed: int) -> Path:
+def run_input(directory: Path, n: int, seed: int, steps: int = STEPS) -> Path:
     """Return the run input file of a replica, made if it is not there."""
     tpr = directory / f"w{n}.tpr"
     if not tpr.exists():
         (directory / "water.top").write_text(TOPOLOGY)
-        (directory / f"w{n}.mdp").write_text(PARAMETERS.format(steps=STEPS, seed=seed))
+        (directory / f"w{n}.mdp").write_text(PARAMETERS.format(steps=steps, seed=seed))
         box = ["-box", BOX_NM, BOX_NM, BOX_NM]
         gmx(directory, "solvate", "-cs", "spc216.gro", *box, "-o", "water.gro", "-p", "water.top")
         files = ["-f", f"w{n}.mdp", "-p", "water.top", "-c", "water.gro", "-o", f".w{n}.tpr", "-po", f"w{n}.out.mdp"]
