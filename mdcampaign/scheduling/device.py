@@ -71,8 +71,8 @@ class Attempt:
 class Hold:
     """A share of a device kept for one waiting job.
 
-    A plain hold is for the first job in rank order that fits nowhere: the share fills as slots drain, and passes to a
-    job of better rank that fits nowhere either. An `asked` hold is for a job to which others were told to yield, and
+    A plain hold is for the first job in rank order that fits nowhere: the share fills as slots drain, and a job of
+    better rank may still use it. An `asked` hold is for a job to which others were told to yield, and
     nobody else gets what they give back.
     """
 

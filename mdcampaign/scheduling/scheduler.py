@@ -167,13 +167,15 @@ class Scheduler(Books):
             if first is None or not kinds & open_kinds:
                 continue
             limit = self._limit(least)
-            if least > most and first[-1].head > limit:
+            if least > most and first[-1].head > limit and not first[-1].promised:
                 others.append(first)
                 continue
             for entry in row.entries():
                 lane = entry[-1]
-                fits = least <= most and lane.floor_mb <= memory_mb
-                (chosen if fits or lane.head <= limit else others).append(entry)
+                if (least <= most and lane.floor_mb <= memory_mb) or lane.head <= limit:
+                    chosen.append(entry)
+                elif not lane.promised:
+                    others.append(entry)
         return Line(self.queue, [*chosen, *([min(others)] if others else [])])
 
     def _has_a_chance(self, request: Request) -> bool:
@@ -186,13 +188,14 @@ class Scheduler(Books):
         return max(held, (-self.preemption.least_key(width), math.inf))
 
     def _start(self, request: Request, now: float) -> Place | None:
-        """Start the job if it fits, in the share that is held for it or in unheld room."""
-        own = self.hold_of(request.id)
-        if own and own.device.fits(request, own.rank):
+        """Start the job if it fits: in the share held for it, in unheld room, or in what is held for a later one."""
+        rank, own = self.policy.rank(request), self.hold_of(request.id)
+        if own and own.device.fits(request, rank):
             device: Device | None = own.device
-        else:
-            device = self._find(request)
-            self._changed |= device is not None and own is not None  # what was held for it elsewhere is free for others
+        elif device := self._find(request):
+            self._changed |= own is not None  # what was held for it elsewhere is free for others
+        elif self.hold and rank < self.hold.rank and self.hold.device.fits(request, rank):
+            device = self.hold.device
         if device is None:
             return None
         self.passed_over = None

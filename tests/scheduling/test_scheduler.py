@@ -528,7 +528,7 @@ def test_an_asker_is_served_before_a_plain_hold_of_better_rank_on_its_device() -
     assert fleet.decide() == []
     assert fleet.scheduler.hold is not None and fleet.scheduler.hold.owner == 8
     fleet.scheduler.requeue(1, 1.0)
-    assert fleet.started(1.0) == [9]
+    assert fleet.decide(1.0) == [(9, "n0", (0,)), (1, "small", (0,))]
 
 
 def test_no_plain_hold_takes_what_was_given_back_for_an_asker() -> None:
@@ -554,6 +554,21 @@ def test_a_job_behind_a_waiting_asker_may_still_use_the_held_share() -> None:
     assert {victim for victim, _, _ in fleet.decide()} == set(second)
     fleet.submit(10, priority=3.0)
     assert fleet.decide() == [(10, "n0", (0,))]
+
+
+def test_nobody_yields_to_a_job_that_fits_in_what_is_held_for_a_later_one() -> None:
+    fleet = Fleet(4, aging=0.0, preempt_gap=1.0, tail=False)
+    fleet.submit(1)
+    fleet.submit(2, slots=3, priority=2.0)
+    assert fleet.started() == [2, 1]
+    fleet.submit(3, slots=2, priority=0.5)
+    fleet.report(1, 2)
+    fleet.submit(4, memory_mb=100)
+    fleet.scheduler.add_node("small", [DeviceSpec("g", 1, 1, 10)], 0.0)  # room, but for none of them
+    assert fleet.decide() == []
+    assert fleet.scheduler.hold is not None and fleet.scheduler.hold.owner == 3
+    fleet.scheduler.requeue(2, 1.0)
+    assert fleet.started(1.0) == [2]
 
 
 def test_a_cancelled_asker_leaves_the_slot_to_everybody() -> None:
