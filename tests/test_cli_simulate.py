@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,24 @@ def test_it_runs_in_a_process_of_its_own_without_parsl_or_an_engine() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["jobs"] == 8
+
+
+SHOWN = re.findall(
+    r"```console\n\$ mdcampaign (simulate[^\n]*)\n(.*?)\.\.\.\n```",
+    (Path(__file__).parent.parent / "docs" / "continuous-batching.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
+
+
+def test_the_page_on_continuous_batching_shows_both_sides() -> None:
+    assert {"simulate --workload tutorial", "simulate --jobs 8 --durations uniform:5,6"} <= {line for line, _ in SHOWN}
+
+
+@pytest.mark.parametrize(("line", "output"), SHOWN)
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, output: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(line.split()) == 0
+    printed = [text.rstrip() for text in capsys.readouterr().out.splitlines()]
+    assert output.splitlines() == printed[: len(output.splitlines())]
