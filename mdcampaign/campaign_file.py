@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -138,6 +139,9 @@ def load_campaign_file(path: Path) -> CampaignFile:
 _MENDS = {"thinker": "Give FILE.py:CLASS, the file relative to the campaign file."}
 
 
+_UNSAFE = re.compile(r"""[\s'"\\$;&|<>()*?\[\]{}!#`]""")
+
+
 def _resolved(path: Path, file: CampaignFile, root: yaml.Node) -> dict[str, Any]:
     """Return the fields that hold paths, absolute; the files must be there."""
 
@@ -150,8 +154,12 @@ def _resolved(path: Path, file: CampaignFile, root: yaml.Node) -> dict[str, Any]
         return found
 
     directory = file.directory if "directory" in file.model_fields_set else Path("campaigns") / file.name
+    directory = directory.expanduser().absolute()
+    if unsafe := sorted(set(_UNSAFE.findall(str(directory)))):
+        problem = f"Parsl's shell scripts cannot take {' '.join(map(repr, unsafe))} in a path"
+        raise BadCampaignFile("directory", str(directory), problem, "Give a directory without, or start elsewhere.")
     update: dict[str, Any] = {
-        "directory": directory.expanduser().absolute(),
+        "directory": directory,
         "thinker": f"{existing(('thinker',), str(file.thinker_file))}:{file.thinker_class}",
     }
     if file.executor.config is not None:
@@ -172,7 +180,7 @@ def _parse(path: Path) -> tuple[yaml.Node, dict[str, Any]]:
         data = yaml.safe_load(text)
     except OSError as exc:
         raise BadCampaignFile("campaign file", str(path), exc.strerror or str(exc)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as exc:
         raise BadCampaignFile("campaign file", str(path), f"no YAML: {' '.join(str(exc).split())}") from None
     if not isinstance(root, yaml.MappingNode):
         mend = "It begins with `name: ...`."

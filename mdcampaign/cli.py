@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,10 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
         return int(arguments.function(arguments))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except MDCampaignError as exc:
+    except (MDCampaignError, OSError) as exc:
         if arguments.debug:
             raise
         print(f"mdcampaign: {exc}", file=sys.stderr)

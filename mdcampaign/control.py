@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import stat
 import time
 import uuid
 from collections import OrderedDict
@@ -97,15 +98,13 @@ class Inbox:
     def _read(self, id_: str, taken: Path) -> Request | None:
         """Return the request in a file, or move the file aside, answered."""
         try:
-            if (size := taken.stat().st_size) > LARGEST_REQUEST:
-                raise ValueError(f"a request has at most {LARGEST_REQUEST} bytes, this one {size}")
-            data = json.loads(taken.read_bytes())
+            data = json.loads(_read_small(taken))
             if not isinstance(data, dict) or not isinstance(data.get("verb"), str):
                 raise ValueError('a request is an object with a "verb"')
             if not isinstance(payload := data.get("payload", {}), dict):
                 raise ValueError('"payload" must be an object')
             return Request(id_, data["verb"], payload, str(data.get("host", "")), int(data.get("pid", 0)))
-        except (ValueError, TypeError, RecursionError, OSError) as exc:
+        except (ValueError, TypeError, OverflowError, RecursionError, OSError) as exc:
             self._put_answer(id_, Answer(False, f"not a request: {exc}"))
             aside = self._directory / "rejected"
             aside.mkdir(exist_ok=True)
@@ -137,6 +136,18 @@ class Inbox:
     def _files(self) -> list[Path]:
         with os.scandir(self._directory) as entries:
             return [self._directory / name for name in sorted(e.name for e in entries) if not name.startswith(".")]
+
+
+def _read_small(path: Path) -> bytes:
+    """Return the content of a small regular file; a pipe or device, or a link to one, must not hold up the inbox."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("a request is a regular file")
+        if status.st_size > LARGEST_REQUEST:
+            raise ValueError(f"a request has at most {LARGEST_REQUEST} bytes, this one {status.st_size}")
+        return file.read(LARGEST_REQUEST)
 
 
 def request(directory: Path, verb: str, *, timeout_s: float = 10.0, **payload: Any) -> Answer:

@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typeguard
 import zmq
@@ -44,7 +44,8 @@ from parsl.serialize.errors import DeserializationError
 from parsl.version import VERSION as PARSL_VERSION
 
 from mdcampaign.blocks import replace_or_give_up
-from mdcampaign.errors import BadJob, BrokerLost, InputFailed, JobCancelled, JobInterrupted
+from mdcampaign.errors import BadJob, BrokerLost, InputFailed, JobCancelled, JobInterrupted, NameTaken
+from mdcampaign.jobs import Outcome
 from mdcampaign.layout import Allocator
 from mdcampaign.ledger import LedgerWriter, event, flat
 from mdcampaign.node.options import Options
@@ -54,12 +55,15 @@ from mdcampaign.records import request_of
 from mdcampaign.resources import check_resource_specification
 from mdcampaign.scheduling.policy import Policy
 from mdcampaign.scheduling.scheduler import DeviceSpec, Scheduler
-from mdcampaign.state import CampaignState
+from mdcampaign.state import CampaignState, JobState
 
 logger = logging.getLogger(__name__)
 
 COMMAND_S = 30.0
 """Limit of a question to the broker; it answers in milliseconds unless it is gone."""
+
+MAX_SLOTS = 10_000
+"""Slots of one device, more than any could serve."""
 
 LAUNCH_CMD = (
     "{python} -m mdcampaign.node.agent {{debug}} {{max_workers_per_node}} "
@@ -166,8 +170,9 @@ class SlotExecutor(HighThroughputExecutor):
         policy: Policy | None = None,
         campaign_dir: str | None = None,
     ) -> None:
-        if slots_per_device is not None and slots_per_device < 1:
-            raise BadJob("slots_per_device", slots_per_device, "must be at least 1", "Leave it out for the default.")
+        if slots_per_device is not None and not 1 <= slots_per_device <= MAX_SLOTS:
+            mend = f"Give 1 to {MAX_SLOTS}, or leave it out for the default."
+            raise BadJob("slots_per_device", slots_per_device, "impossible number of slots", mend)
         if prefetch_capacity:
             logger.warning("prefetch_capacity=%s is ignored: a queue on the node defeats priorities", prefetch_capacity)
         self.slots_per_device = slots_per_device
@@ -184,7 +189,7 @@ class SlotExecutor(HighThroughputExecutor):
         self._closing = threading.Event()
         self._directories: Allocator | None = None
         self._next_attempt: dict[str, int] = {}
-        self._cancelled: set[str] = set()
+        self._before = CampaignState()
         self._ack_counter = 0
         launch = LAUNCH_CMD.format(python=shlex.quote(sys.executable), slots=slots_per_device)
         super().__init__(
@@ -258,7 +263,7 @@ class SlotExecutor(HighThroughputExecutor):
         """Open the log, and learn from it which attempt of each job is the next."""
         before = CampaignState.replay(directory)
         self._next_attempt = {job: state.next_attempt for job, state in before.jobs.items()}
-        self._cancelled = {job for job, state in before.jobs.items() if state.state == "cancelled"}
+        self._before = before
         self._directories = Allocator(directory)
         self.ledger = LedgerWriter(directory)
         who = {"host": platform.node(), "pid": os.getpid()}
@@ -285,6 +290,8 @@ class SlotExecutor(HighThroughputExecutor):
         logger.error("The executor fails: %s", exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
+        if not self._closing.is_set():
+            self._publish({"event": "executor_failed", "t": time.time(), "text": str(exception)})
         for task_id in list(self.tasks):
             if future := self.tasks.pop(task_id, None):
                 future.set_exception(BadStateException(self, exception))
@@ -347,19 +354,35 @@ class SlotExecutor(HighThroughputExecutor):
         if self._directories is not None:
             context = self._prepared(name, context)
         future = SlotFuture(task_id, name, self._cancel)
-        if name in self._cancelled:
-            future.set_exception(
-                JobCancelled(f"{name} was cancelled in an earlier run; give it another name to run it")
-            )
+        if "identity" in spec and self._ended_before(name, spec, future):
             return future
         self.tasks[task_id] = future
-        self._names[name] = task_id
+        if "name" in spec:
+            self._names[name] = task_id
         if self._listening():
             self._publish(
                 {"event": "submitted", "t": time.time(), "job": name, "task": task_id, **spec_facts(name, spec)}
             )
         self._send({"task_id": task_id, "context": context, "buffer": buffer})
         return future
+
+    def _ended_before(self, name: str, spec: dict[str, Any], future: SlotFuture) -> bool:
+        """Resolve the future from the log where an earlier run has ended the job; say whether it has."""
+        group, _, job = name.partition("/")
+        try:
+            known = self._before.finished(group, job, spec["identity"], spec.get("target_step", 1))
+        except NameTaken as exc:
+            future.set_exception(exc)
+            return True
+        if known is None:
+            return False
+        if known.state == "cancelled":
+            future.set_exception(
+                JobCancelled(f"{name} was cancelled in an earlier run; give it another name to run it")
+            )
+        else:
+            future.set_result(outcome_before(known).as_dict())
+        return True
 
     def _prepared(self, name: str, context: dict[str, Any]) -> dict[str, Any]:
         """Make the directory of a job of the campaign, and number its attempts on from those of earlier runs."""
@@ -397,7 +420,11 @@ class SlotExecutor(HighThroughputExecutor):
         Returns:
             A future of the acknowledgement: {"ok": bool, "state": "waiting" | "running" | "ended" | "unknown",
             "message": str}. It says that the verb was taken; its effect shows at the job's next report.
+
+        Raises:
+            BadJob: a priority or target step that is none.
         """
+        check_resource_specification(payload)
         task_id = self._names.get(job)
         if task_id is None:
             unknown: Future[dict[str, Any]] = Future()
@@ -532,6 +559,13 @@ class SlotExecutor(HighThroughputExecutor):
         self._command(["HOLD_MANAGER", manager_id], None)
 
 
+def outcome_before(job: JobState) -> Outcome:
+    """Return the outcome of a job that an earlier run has ended, as the log keeps it."""
+    told = {field.name: job.outcome[field.name] for field in fields(Outcome) if field.name in job.outcome}
+    kind: Literal["done", "stopped"] = "stopped" if job.state == "stopped" else "done"
+    return Outcome(**{**told, "kind": kind, "message": f"{kind} before; not run again"})
+
+
 def whole(workers: float | None) -> int | None:
     """Return HTEX's `max_workers_per_node`, whose default attribute value is infinity, as its constructor takes it."""
     return None if workers is None or workers == float("inf") else int(workers)
@@ -553,5 +587,5 @@ def set_from(future: Future[Any], message: dict[str, Any]) -> None:
         if isinstance(exc, RemoteExceptionWrapper):
             exc = exc.get_exception()
         future.set_exception(exc)
-    except Exception as exc:
+    except BaseException as exc:  # unpickling runs the user's code, which may do anything
         future.set_exception(DeserializationError(f"the result arrived and could not be read: {exc!r}"))

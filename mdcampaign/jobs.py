@@ -42,7 +42,7 @@ class MDJob(BaseModel):
         BadJob: an unknown key, an ill-typed or impossible value, or an input file that cannot be read.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(pattern=NAME, description="unique in its group; names the job's directory")
     group: str = Field("default", pattern=NAME, description="a readable name for jobs that belong together")
@@ -65,7 +65,7 @@ class MDJob(BaseModel):
         except ValidationError as exc:
             raise refused(exc, type(self), BadJob) from None
         for name, path in self.engine.files().items():
-            if not path.is_file():
+            if not is_file(path):
                 raise BadJob(f"engine.{name}", str(path), "no such file", "Give the path of an existing file.")
 
     @cached_property
@@ -133,6 +133,14 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
         tags = [t for t in nested if "kind" in t.model_fields and t.model_fields["kind"].default in loc]
         model = (tags or nested or [model])[0]
     return list(model.model_fields)
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether there is such a file; a path that no file system would take is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def file_sha256(path: Path) -> str:

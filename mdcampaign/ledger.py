@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "node_left": ("node",),
     "node_lost": ("node",),
     "warning": ("text",),
+    "executor_failed": ("text",),
     "steering": (),
 }
 """Kinds of events and the fields that each must have; more are allowed, and readers skip what they do not know."""

@@ -13,7 +13,7 @@ from rich.table import Table
 from mdcampaign.engines import stitch
 from mdcampaign.engines.manifest import Manifest
 from mdcampaign.errors import CampaignError
-from mdcampaign.layout import job_directory
+from mdcampaign.layout import EVENTS, job_directory
 from mdcampaign.scheduling.simulator import ReplayJob, replay
 from mdcampaign.segments import read_events
 from mdcampaign.state import Attempt, CampaignState, JobState
@@ -85,7 +85,9 @@ class Summary:
 
 
 def summarise(directory: Path) -> Summary:
-    """Return the summary of a campaign; raises LedgerCorrupt."""
+    """Return the summary of a campaign; raises LedgerCorrupt, or CampaignError where there is none."""
+    if not (directory / EVENTS).is_dir():
+        raise CampaignError(f"{directory} is no campaign directory: it has no {EVENTS}/")
     run = LastRun(directory)
     jobs = run.jobs
     summary = Summary(directory=str(directory), jobs=len(jobs), slots=run.slots)

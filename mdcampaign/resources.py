@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from mdcampaign.errors import BadJob, nearest
+from mdcampaign.jobs import NAME
+
+JOB_NAME = f"{NAME.strip('^$')}/{NAME.strip('^$')}"
+
+
+LARGEST = 1e15
+"""Above it numbers are mistakes, and their sums are no longer exact."""
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < LARGEST
 
 
 KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -38,6 +45,10 @@ def check_resource_specification(spec: dict[str, Any]) -> None:
     Raises:
         BadJob: names the key, the value, what is allowed and the nearest right spelling.
     """
+    if not isinstance(spec, dict):
+        raise BadJob("parsl_resource_specification", spec, "is no dict", "Give keys and values.")
+    if "identity" in spec and not re.fullmatch(JOB_NAME, str(spec.get("name"))):
+        raise BadJob("name", spec.get("name"), "a job of a campaign is named GROUP/NAME", "Make it with MDJob.")
     for key, value in spec.items():
         if key not in KEYS:
             mend = f"{nearest(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}."

@@ -34,6 +34,22 @@ def wait_for(inbox: Inbox, count: int = 1) -> list[Request]:
     raise AssertionError(f"{len(found)} of {count} requests came")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "infinity"])
+def test_what_is_no_request_does_not_hold_up_the_next(campaign: Campaign, kind: str) -> None:
+    directory = campaign.directory
+    inbox = campaign.inbox()
+    bad, good = directory / "control" / "a.request", directory / "control" / "b.request"
+    if kind == "pipe":
+        os.mkfifo(bad)
+    elif kind == "link":
+        bad.symlink_to("/dev/zero")
+    else:
+        bad.write_text('{"verb": "stop", "pid": Infinity}')
+    good.write_text('{"verb": "stop"}')
+    assert [request.id for request in inbox.poll()] == ["b"]
+    assert not bad.exists()
+
+
 def test_a_request_from_another_process_is_answered(campaign) -> None:
     inbox = campaign.inbox()
     code = (

@@ -11,6 +11,7 @@ import pytest
 from parsl import bash_app, join_app, python_app
 from parsl.executors.errors import InvalidResourceSpecification
 
+from mdcampaign.errors import BadJob
 from mdcampaign.executor import SlotExecutor
 from mdcampaign.scheduling.policy import Policy
 from tests import apps
@@ -164,6 +165,16 @@ def test_stop_extend_and_rerank_reach_jobs(start: Start, events, tmp_path: Path)
     assert order == ["demo/a", "demo/c", "demo/b"]
     assert executor.control("stop", "demo/a").result(GUARD_S)["state"] == "ended"
     assert executor.control("stop", "demo/x").result(GUARD_S)["state"] == "unknown"
+
+
+@pytest.mark.parametrize("payload", [{"priority": float("nan")}, {"priority": "high"}, {"target_step": 0}, {"prio": 1}])
+def test_a_verb_with_a_bad_value_is_refused_at_once(start: Start, payload: dict) -> None:
+    executor = start(slots_per_device=1)
+    waiting = [nap(0.3), nap(0.0, parsl_resource_specification={"name": "demo/w"})]
+    with pytest.raises(BadJob, match=next(iter(payload))):
+        executor.control("rerank", "demo/w", **payload)
+    for future in waiting:
+        future.result(GUARD_S)
 
 
 def test_preemption_an_urgent_job_makes_a_bulk_job_yield(start: Start, events, tmp_path: Path) -> None:

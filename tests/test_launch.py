@@ -16,6 +16,7 @@ import pytest
 from mdcampaign.engines import stitch
 from mdcampaign.engines.manifest import Manifest
 from mdcampaign.layout import job_directory
+from mdcampaign.ledger import read_events
 from mdcampaign.state import CampaignState
 from tests.conftest import wait_until
 
@@ -71,13 +72,14 @@ def test_r1_a_second_run_repeats_nothing(tmp_path: Path, campaign: Path) -> None
     again = mdcampaign(tmp_path, "run", file, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout.splitlines()[-1])["done"] == 6
+    assert sum(event["event"] == "placed" for event in read_events(campaign)) == 6
     for n in range(6):
         job_dir = job_directory(campaign, "small", f"j{n}")
         assert [path.name for path in job_dir.glob("attempt-*")] == ["attempt-1"]
 
 
 def test_w9_driver_killed_and_campaign_run_again_goes_on_from_checkpoints(tmp_path: Path, campaign: Path) -> None:
-    file = write(tmp_path / "c.yaml", "Peptide", steps=20_000)
+    file = write(tmp_path / "c.yaml", "Peptide", steps=50_000)
     process = begin(tmp_path, "run", file)
     wait_until(lambda: reported(campaign, "ala/r0") and reported(campaign, "ala/r1"), "checkpoints", LIMIT_S)
     family = psutil.Process(process.pid).children(recursive=True)
@@ -92,7 +94,7 @@ def test_w9_driver_killed_and_campaign_run_again_goes_on_from_checkpoints(tmp_pa
     assert len(told["resumed"]) == 2
     for n in range(2):
         job_dir = job_directory(campaign, "ala", f"r{n}")
-        assert stitch.verify(job_dir) == (201, 201)
+        assert stitch.verify(job_dir) == (501, 501)
         manifest = Manifest.load(job_dir)
         assert manifest is not None
         assert len(manifest.parts) >= 2
@@ -163,6 +165,20 @@ def test_k1_a_broken_handler_ends_the_campaign_with_its_traceback(tmp_path: Path
     assert "waiting" not in {job.state for job in state(campaign).jobs.values()}
 
 
+def test_a_killed_broker_fails_the_campaign_and_no_job(tmp_path: Path, campaign: Path) -> None:
+    process = begin(tmp_path, "run", write(tmp_path / "c.yaml", "Small", steps=100_000))
+    wait_until(lambda: reported(campaign, "small/j0"), "a running job", LIMIT_S)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (broker,) = [child for child in family if "mdcampaign.broker" in child.cmdline()]
+    broker.kill()
+    _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "the broker ended with status -9" in stderr
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    assert {job.state for job in state(campaign).jobs.values()} == {"interrupted"}
+
+
 def test_a_failed_job_is_an_outcome_and_is_told(tmp_path: Path) -> None:
     done = mdcampaign(tmp_path, "run", write(tmp_path / "c.yaml", "Small", jobs=2, fail="unstable"), "--json")
     assert done.returncode == 0, done.stderr
@@ -181,6 +197,10 @@ def test_a_failed_job_is_an_outcome_and_is_told(tmp_path: Path) -> None:
         (
             f"name: t\nthinker: {ROOT}/tests/campaigns/small.py:Small\nexecutor: {{slots_per_device: many}}\n",
             ["slots_per_device", "many"],
+        ),
+        (
+            f"name: t\nthinker: {ROOT}/tests/campaigns/small.py:Small\ndirectory: a$(touch pwned) b\n",
+            ["directory", "'$'", "' '"],
         ),
     ],
 )

@@ -29,8 +29,16 @@ from mdcampaign.engines import mdrun_options
 
 def _absolute(value: Any) -> Any:
     """Make a path absolute at once: the job runs elsewhere, in a directory of its own."""
-    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+    if not isinstance(value, str | Path):
+        return value
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as exc:  # ~ of a user that there is not
+        raise ValueError(str(exc)) from None
 
+
+COLUMNS = ("step", "time_ps", "potential_kj_mol", "kinetic_kj_mol", "temperature_k")
+"""Names of what OpenMM jobs write of energies; torsions stand beside them."""
 
 InputFile = Annotated[Path, BeforeValidator(_absolute)]
 """A file that is read by the engine; must exist when the job is made, and its content is part of the identity."""
@@ -39,7 +47,7 @@ InputFile = Annotated[Path, BeforeValidator(_absolute)]
 class EngineInputs(BaseModel):
     """Base of the inputs of every engine: unknown keys are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     where: ClassVar[frozenset[str]] = frozenset()
     """Fields that say where or with which program to run, not what: no part of the job's identity."""
 
@@ -75,6 +83,16 @@ class OpenMM(EngineInputs):
     torsions: dict[str, tuple[int, int, int, int]] = Field(
         default_factory=dict, description="observables by name: torsion angle in degrees of four atom indices"
     )
+
+    @field_validator("torsions")
+    @classmethod
+    def _right_torsions(cls, torsions: dict[str, tuple[int, int, int, int]]) -> dict[str, tuple[int, int, int, int]]:
+        for name, atoms in torsions.items():
+            if not name.isidentifier() or name in COLUMNS:
+                raise ValueError(f"torsion {name!r}: a name is a word like psi, and none of {', '.join(COLUMNS)}")
+            if min(atoms) < 0 or len(set(atoms)) < 4:
+                raise ValueError(f"torsion {name!r}: {atoms} are not four different atoms, counted from 0")
+        return torsions
 
     @model_validator(mode="after")
     def _one_source(self) -> OpenMM:

@@ -106,11 +106,18 @@ class Runner:
         self._stem = Path(birth["output"])
         self._directory = Path.cwd()
         self._environ = dict(os.environ)
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
 
     def run(self) -> NoReturn:
         """Take tasks, for ever."""
+        self._handlers: dict[signal.Signals, Any] = {
+            signal.SIGINT: signal.SIG_IGN,
+            **dict.fromkeys(FROM_SLURM, self._on_signal),
+        }
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         for number in FROM_SLURM:
-            signal.signal(number, self._on_signal)
             os.register_at_fork(after_in_child=lambda number=number: signal.signal(number, signal.SIG_DFL))
         while True:
             message = wire.receive(self._sock)
@@ -158,6 +165,9 @@ class Runner:
             os.environ.update(self._environ)
         with contextlib.suppress(OSError):  # somebody removed it
             os.chdir(self._directory)
+        os.umask(self._umask)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         os.sched_setaffinity(0, self._cores)
         if output.overflows():
             for ending in (".out", ".err"):
@@ -214,7 +224,7 @@ def _settle(birth: dict[str, Any], parent: int) -> None:
     processes.die_with(parent)
     os.setsid()
     processes.become_subreaper()
-    for number in (signal.SIGCHLD, *FROM_SLURM):
+    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR2, *FROM_SLURM):  # whatever nohup or a shell ignored
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(birth["environ"])
     os.sched_setaffinity(0, birth["cores"])

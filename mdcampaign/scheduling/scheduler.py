@@ -89,8 +89,10 @@ class Scheduler(Books):
             if attempt.device is not None:
                 self.fleet.touch(attempt.device)
         elif id in self.queue:
+            reranked = replace(self.queue[id], priority=priority)
             self._release(id)  # what it was promised at its old rank is decided anew
-            self._enqueue(replace(self._dequeue(id), priority=priority))
+            self._dequeue(id)
+            self._enqueue(reranked)
         else:
             return False
         self._changed = True

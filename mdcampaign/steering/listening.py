@@ -15,7 +15,7 @@ from colmena.exceptions import TimeoutException
 from colmena.models import Result
 from colmena.thinker import agent
 
-from mdcampaign.errors import BadInput, TaskServerLost
+from mdcampaign.errors import BadInput, BrokerLost, TaskServerLost
 from mdcampaign.jobs import MDJob, Outcome, Progress
 from mdcampaign.steering.agents import AgentThinker
 from mdcampaign.steering.handlers import Handler, ReportInfo, handlers_of
@@ -130,6 +130,8 @@ class ListeningThinker(AgentThinker):
                     self._waiting_reports.put(event, event["job"], event.get("skipped", 0))
             elif event.get("event") == "server_failed":
                 self._server_traceback = event["traceback"]
+            elif event.get("event") == "executor_failed":
+                self.fail("executor", BrokerLost(event["text"]))
             for observer in self._observers:
                 observer(event)
 

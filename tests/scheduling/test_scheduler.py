@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -769,3 +770,12 @@ def test_preempt_names_both_jobs() -> None:
     fleet = full_fleet(1)
     fleet.submit(9, priority=5.0)
     assert fleet.scheduler.schedule(0.0) == [Preempt(victim=1, for_request=9)]
+
+
+def test_a_rerank_to_no_number_is_refused_and_loses_nothing() -> None:
+    scheduler = Scheduler()
+    scheduler.submit(Request(1, 0.0), 0.0)
+    with pytest.raises(BadJob, match="priority"):
+        scheduler.rerank(1, math.nan, 1.0)
+    scheduler.check()
+    assert scheduler.state(1) == "waiting"
