@@ -11,23 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import pickle
-import platform
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import asdict, fields
-from importlib.metadata import version
+from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typeguard
 import zmq
-from parsl.app.errors import RemoteExceptionWrapper
 from parsl.data_provider.staging import Staging
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.errors import BadStateException, InvalidResourceSpecification
@@ -39,23 +35,20 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.process_loggers import wrap_with_logs
 from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
-from parsl.serialize import deserialize
-from parsl.serialize.errors import DeserializationError
-from parsl.version import VERSION as PARSL_VERSION
 
 from mdcampaign.blocks import replace_or_give_up
-from mdcampaign.errors import BadJob, BrokerLost, InputFailed, JobCancelled, JobInterrupted, NameTaken
-from mdcampaign.jobs import Outcome
-from mdcampaign.layout import Allocator
-from mdcampaign.ledger import LedgerWriter, event, flat
+from mdcampaign.errors import BadJob, BrokerLost, JobCancelled, JobInterrupted, NameTaken
+from mdcampaign.futures import SlotFuture, retry_handler
+from mdcampaign.futures import resolve as resolve_future
+from mdcampaign.journal import Journal, spec_facts
 from mdcampaign.node.options import Options
 from mdcampaign.node.protocol import DeviceReport
 from mdcampaign.node.slots import equip
-from mdcampaign.records import request_of
-from mdcampaign.resources import check_resource_specification
+from mdcampaign.resources import check_resource_specification, request_of
 from mdcampaign.scheduling.policy import Policy
 from mdcampaign.scheduling.scheduler import DeviceSpec, Scheduler
-from mdcampaign.state import CampaignState, JobState
+
+__all__ = ["SlotExecutor", "retry_handler"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,45 +65,6 @@ LAUNCH_CMD = (
     "--hb_period={{heartbeat_period}} --hb_threshold={{heartbeat_threshold}} --drain_period={{drain_period}} "
     "--cpu-affinity {{cpu_affinity}} {{address_probe_timeout_string}} --slots_per_device={slots}"
 )
-
-
-class SlotFuture(HTEXFuture):
-    """A future whose cancellation reaches the job, queued or running, and that shrugs off late results."""
-
-    def __init__(self, task_id: int, name: str, cancel: Callable[[int], None]) -> None:
-        super().__init__(task_id)
-        self.name = name
-        self._cancel_task = cancel
-
-    def cancel(self) -> bool:
-        """Cancel the job; its process tree is ended before its slot is used again."""
-        if not super().cancel():
-            return False
-        self._cancel_task(self.parsl_executor_task_id)
-        return True
-
-    def set_result(self, result: Any) -> None:
-        """Set the result, unless the future was cancelled meanwhile."""
-        try:
-            super().set_result(result)
-        except InvalidStateError:
-            logger.info("Dropped the late result of task %s", self.parsl_executor_task_id)
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """Set the exception, unless the future was cancelled meanwhile."""
-        try:
-            super().set_exception(exception)
-        except InvalidStateError:
-            logger.info("Dropped the late exception of task %s", self.parsl_executor_task_id)
-
-
-def retry_handler(exception: Exception, task_record: Any) -> float:
-    """For `parsl.Config(retries=n, retry_handler=retry_handler)`: never repeat what cannot go well.
-
-    A refused resource specification, missing input, and what the user cancelled cost more than all retries.
-    """
-    final = (InvalidResourceSpecification, InputFailed, JobCancelled, CancelledError, BadStateException)
-    return float("inf") if isinstance(exception, final) else 1.0
 
 
 class SlotExecutor(HighThroughputExecutor):
@@ -180,16 +134,13 @@ class SlotExecutor(HighThroughputExecutor):
         self.device_memory_mb = device_memory_mb
         self.policy = policy or Policy()
         self.campaign_dir = campaign_dir
-        self.ledger: LedgerWriter | None = None
+        self.journal: Journal | None = None
         self._names: dict[str, int] = {}
         self._acks: dict[int, Future[dict[str, Any]]] = {}
         self._subscribers: list[Callable[[dict[str, Any]], None]] = []
         self._sending = threading.Lock()
         self._counter = threading.Lock()
         self._closing = threading.Event()
-        self._directories: Allocator | None = None
-        self._next_attempt: dict[str, int] = {}
-        self._before = CampaignState()
         self._ack_counter = 0
         launch = LAUNCH_CMD.format(python=shlex.quote(sys.executable), slots=slots_per_device)
         super().__init__(
@@ -220,7 +171,8 @@ class SlotExecutor(HighThroughputExecutor):
             encrypted=encrypted,
             remote_monitoring_radio=remote_monitoring_radio,
         )
-        if interchange_launch_cmd:
+        self._own_broker = interchange_launch_cmd is None
+        if interchange_launch_cmd is not None:
             self.interchange_launch_cmd = interchange_launch_cmd
         self._fitting = Scheduler(self.policy)
         self._declared = self._declared_shape()
@@ -256,24 +208,14 @@ class SlotExecutor(HighThroughputExecutor):
     def start(self) -> None:
         """Start the broker and, as Parsl's scaling asks for blocks, agents."""
         if self.campaign_dir is not None:
-            self._open_campaign(Path(self.campaign_dir))
+            self.journal = Journal(Path(self.campaign_dir), self.policy)
         super().start()
-
-    def _open_campaign(self, directory: Path) -> None:
-        """Open the log, and learn from it which attempt of each job is the next."""
-        before = CampaignState.replay(directory)
-        self._next_attempt = {job: state.next_attempt for job, state in before.jobs.items()}
-        self._before = before
-        self._directories = Allocator(directory)
-        self.ledger = LedgerWriter(directory)
-        who = {"host": platform.node(), "pid": os.getpid()}
-        what = {"version": version("mdcampaign"), "python": platform.python_version(), "parsl": PARSL_VERSION}
-        self.ledger.append(event("campaign_started", **who, **what, policy=asdict(self.policy)))
 
     def _start_local_interchange_process(self) -> None:
         declared = [asdict(device) for device in self._declared]
         ours = {"policy": asdict(self.policy), "declared": declared, "events": self._listening()}
-        self.interchange_launch_cmd = [sys.executable, "-m", "mdcampaign.broker", json.dumps(ours)]
+        if self._own_broker:
+            self.interchange_launch_cmd = [sys.executable, "-m", "mdcampaign.broker", json.dumps(ours)]
         super()._start_local_interchange_process()
         threading.Thread(target=self._watch_broker, name="Broker-Watch", daemon=True).start()
 
@@ -321,9 +263,8 @@ class SlotExecutor(HighThroughputExecutor):
         for ident in list(self._acks):
             if ack := self._acks.pop(ident, None):
                 ack.set_exception(BrokerLost("the executor was shut down"))
-        if self.ledger is not None:
-            self.ledger.append(event("campaign_ended"))
-            self.ledger.close()
+        if self.journal is not None:
+            self.journal.close()
 
     # ------------------------------------------------------------ tasks
 
@@ -351,11 +292,16 @@ class SlotExecutor(HighThroughputExecutor):
             self._task_counter += 1
             task_id = self._task_counter
         name = spec.get("name", f"task-{task_id}")
-        if self._directories is not None:
-            context = self._prepared(name, context)
         future = SlotFuture(task_id, name, self._cancel)
-        if "identity" in spec and self._ended_before(name, spec, future):
-            return future
+        if self.journal is not None and "identity" in spec:
+            try:
+                if known := self.journal.outcome_before(name, spec):
+                    future.set_result(known.as_dict())
+                    return future
+            except (JobCancelled, NameTaken) as exc:
+                future.set_exception(exc)
+                return future
+            context = {**context, "resource_spec": self.journal.prepare(name, spec)}
         self.tasks[task_id] = future
         if "name" in spec:
             self._names[name] = task_id
@@ -365,35 +311,6 @@ class SlotExecutor(HighThroughputExecutor):
             )
         self._send({"task_id": task_id, "context": context, "buffer": buffer})
         return future
-
-    def _ended_before(self, name: str, spec: dict[str, Any], future: SlotFuture) -> bool:
-        """Resolve the future from the log where an earlier run has ended the job; say whether it has."""
-        group, _, job = name.partition("/")
-        try:
-            known = self._before.finished(group, job, spec["identity"], spec.get("target_step", 1))
-        except NameTaken as exc:
-            future.set_exception(exc)
-            return True
-        if known is None:
-            return False
-        if known.state == "cancelled":
-            future.set_exception(
-                JobCancelled(f"{name} was cancelled in an earlier run; give it another name to run it")
-            )
-        else:
-            future.set_result(outcome_before(known).as_dict())
-        return True
-
-    def _prepared(self, name: str, context: dict[str, Any]) -> dict[str, Any]:
-        """Make the directory of a job of the campaign, and number its attempts on from those of earlier runs."""
-        group, _, job = name.partition("/")
-        if self._directories is None or "identity" not in context.get("resource_spec", {}):
-            return context
-        self._directories.make(group, job)
-        return {
-            **context,
-            "resource_spec": {"first_attempt": self._next_attempt.get(name, 1), **context["resource_spec"]},
-        }
 
     def _cancel(self, task_id: int) -> None:
         with contextlib.suppress(BrokerLost):  # then it is over for the task too
@@ -468,20 +385,18 @@ class SlotExecutor(HighThroughputExecutor):
         return lambda: self._subscribers.remove(callback)
 
     def _listening(self) -> bool:
-        return self.ledger is not None or bool(self._subscribers)
+        return self.journal is not None or bool(self._subscribers)
 
     def _publish(self, news: dict[str, Any], then: Callable[[], None] | None = None) -> None:
         """Log an event, tell the subscribers, and do `then` when the event is safe on disk."""
-        if news["event"] == "placed":
-            self._next_attempt[news["job"]] = news["attempt"] + 1
-        if self.ledger is not None:
-            self.ledger.append(flat(news), then=then)
+        if self.journal is not None:
+            self.journal.append(news, then=then)
         for callback in list(self._subscribers):
             try:
                 callback(news)
             except Exception:
                 logger.exception("A subscriber failed on %s", news.get("event"))
-        if self.ledger is None and then is not None:
+        if self.journal is None and then is not None:
             then()
 
     # ------------------------------------------------------------ what the broker says
@@ -521,7 +436,7 @@ class SlotExecutor(HighThroughputExecutor):
             return
 
         def resolve() -> None:
-            set_from(future, message)
+            resolve_future(future, message)
 
         if not self._listening():
             resolve()
@@ -559,33 +474,6 @@ class SlotExecutor(HighThroughputExecutor):
         self._command(["HOLD_MANAGER", manager_id], None)
 
 
-def outcome_before(job: JobState) -> Outcome:
-    """Return the outcome of a job that an earlier run has ended, as the log keeps it."""
-    told = {field.name: job.outcome[field.name] for field in fields(Outcome) if field.name in job.outcome}
-    kind: Literal["done", "stopped"] = "stopped" if job.state == "stopped" else "done"
-    return Outcome(**{**told, "kind": kind, "message": f"{kind} before; not run again"})
-
-
 def whole(workers: float | None) -> int | None:
     """Return HTEX's `max_workers_per_node`, whose default attribute value is infinity, as its constructor takes it."""
     return None if workers is None or workers == float("inf") else int(workers)
-
-
-def spec_facts(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return what the log keeps of a resource specification."""
-    group = {"group": name.partition("/")[0]} if "/" in name else {}
-    return group | {key: value for key, value in spec.items() if key not in ("name", "first_attempt")}
-
-
-def set_from(future: Future[Any], message: dict[str, Any]) -> None:
-    """Resolve a future from a result message, whatever it holds."""
-    try:
-        if "result" in message:
-            future.set_result(deserialize(message["result"]))
-            return
-        exc = deserialize(message["exception"])
-        if isinstance(exc, RemoteExceptionWrapper):
-            exc = exc.get_exception()
-        future.set_exception(exc)
-    except BaseException as exc:  # unpickling runs the user's code, which may do anything
-        future.set_exception(DeserializationError(f"the result arrived and could not be read: {exc!r}"))

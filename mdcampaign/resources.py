@@ -1,4 +1,4 @@
-"""The resource specification of a task: which keys there are and what they may be."""
+"""The resource specification of a task: which keys there are, what they may be, what they ask for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mdcampaign.errors import BadJob, nearest
+from mdcampaign.scheduling.request import Request
 from mdcampaign.jobs import NAME
 
 JOB_NAME = f"{NAME.strip('^$')}/{NAME.strip('^$')}"
@@ -56,3 +57,19 @@ def check_resource_specification(spec: dict[str, Any]) -> None:
         allowed, words = KEYS[key]
         if not allowed(value):
             raise BadJob(key, value, "impossible value", f"Give {words}.")
+
+
+def request_of(task_id: int, spec: dict[str, Any], now: float) -> Request:
+    """Return the scheduler's request for a checked resource specification."""
+    return Request(
+        id=task_id,
+        submitted=now,
+        priority=float(spec.get("priority", 0.0)),
+        slots=spec.get("slots", 1),
+        exclusive=spec.get("exclusive", False),
+        memory_mb=spec.get("memory_mb"),
+        cores=spec.get("cores"),
+        expected_s=spec.get("expected_s"),
+        preemptible=spec.get("requeue", False),
+        name=spec.get("name", f"task-{task_id}"),
+    )

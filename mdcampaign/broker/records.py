@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
+import platform
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
-from mdcampaign.node.protocol import Direct, Place, Register
+from parsl.version import VERSION as PARSL_VERSION
+
+from mdcampaign.node.protocol import VERSION, Direct, Place, Register
 from mdcampaign.scheduling import scheduler as scheduling
 from mdcampaign.scheduling.request import Request
 
@@ -39,6 +43,11 @@ class Task:
     def id(self) -> int:
         """The executor's task id."""
         return self.request.id
+
+    @property
+    def state(self) -> str:
+        """Whether it is "running" or "waiting"."""
+        return "running" if self.agent else "waiting"
 
     def placed(self, place: scheduling.Place) -> Place:
         """Begin the next attempt and return the message for the agent."""
@@ -126,23 +135,32 @@ class Agent:
         }
 
 
-def request_of(task_id: int, spec: dict[str, Any], now: float) -> Request:
-    """Return the scheduler's request for a checked resource specification."""
-    return Request(
-        id=task_id,
-        submitted=now,
-        priority=float(spec.get("priority", 0.0)),
-        slots=spec.get("slots", 1),
-        exclusive=spec.get("exclusive", False),
-        memory_mb=spec.get("memory_mb"),
-        cores=spec.get("cores"),
-        expected_s=spec.get("expected_s"),
-        preemptible=spec.get("requeue", False),
-        name=spec.get("name", f"task-{task_id}"),
-    )
+@dataclass
+class Holdings:
+    """All that the broker holds. `now` is the time of this turn of its loop, monotonic seconds; `ending` why it ends."""
+
+    scheduler: scheduling.Scheduler
+    now: float
+    tasks: dict[int, Task] = field(default_factory=dict)
+    agents: dict[str, Agent] = field(default_factory=dict)
+    ending: str = ""
 
 
 def remaining_s(progress: dict[str, Any]) -> float | None:
     """Return the remaining seconds of a progress report, None when it does not tell a finite number."""
     value = progress.get("remaining_s")
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def mismatch(message: Register, check_python: bool) -> str:
+    """Say in what a pilot differs so that it must be refused, or ""."""
+    ours, theirs = platform.python_version(), message.python_version
+    if message.protocol != VERSION:
+        return f"it speaks protocol {message.protocol}, this campaign {VERSION}"
+    if message.version != (own := version("mdcampaign")):
+        return f"it runs mdcampaign {message.version}, this campaign {own}"
+    if check_python and ours.rsplit(".", 1)[0] != theirs.rsplit(".", 1)[0]:
+        return f"it runs Python {theirs}, this campaign {ours}: results could not be read"
+    if check_python and message.parsl_version != PARSL_VERSION:
+        return f"it runs Parsl {message.parsl_version}, this campaign {PARSL_VERSION}"
+    return ""
