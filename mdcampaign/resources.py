@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mdcampaign.errors import BadJob, nearest
-from mdcampaign.scheduling.request import Request
 from mdcampaign.jobs import NAME
+from mdcampaign.scheduling.request import Request
 
 JOB_NAME = f"{NAME.strip('^$')}/{NAME.strip('^$')}"
 

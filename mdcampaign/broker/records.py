@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
-import platform
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
-from parsl.version import VERSION as PARSL_VERSION
-
-from mdcampaign.node.protocol import VERSION, Direct, Place, Register
+from mdcampaign.node.protocol import Direct, Place, Register
 from mdcampaign.scheduling import scheduler as scheduling
 from mdcampaign.scheduling.request import Request
 
@@ -137,7 +133,7 @@ class Agent:
 
 @dataclass
 class Holdings:
-    """All that the broker holds. `now` is the time of this turn of its loop, monotonic seconds; `ending` why it ends."""
+    """All that the broker holds. `now` is the time of this turn of its loop (monotonic, s); `ending` why it ends."""
 
     scheduler: scheduling.Scheduler
     now: float
@@ -150,17 +146,3 @@ def remaining_s(progress: dict[str, Any]) -> float | None:
     """Return the remaining seconds of a progress report, None when it does not tell a finite number."""
     value = progress.get("remaining_s")
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def mismatch(message: Register, check_python: bool) -> str:
-    """Say in what a pilot differs so that it must be refused, or ""."""
-    ours, theirs = platform.python_version(), message.python_version
-    if message.protocol != VERSION:
-        return f"it speaks protocol {message.protocol}, this campaign {VERSION}"
-    if message.version != (own := version("mdcampaign")):
-        return f"it runs mdcampaign {message.version}, this campaign {own}"
-    if check_python and ours.rsplit(".", 1)[0] != theirs.rsplit(".", 1)[0]:
-        return f"it runs Python {theirs}, this campaign {ours}: results could not be read"
-    if check_python and message.parsl_version != PARSL_VERSION:
-        return f"it runs Parsl {message.parsl_version}, this campaign {PARSL_VERSION}"
-    return ""
