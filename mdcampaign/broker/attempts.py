@@ -102,7 +102,6 @@ class Attempts:
         """Take a progress report to the scheduler and to whoever listens."""
         if not (task := self.held(uid, message)):
             return
-        task.reports += 1
         task.saved_step = max(task.saved_step, int(message.progress.get("saved_step") or 0))
         task.target_step = max(task.target_step, int(message.progress.get("target_step") or 0))
         self._scheduler.progress(task.id, remaining_s(message.progress), self._holdings.now)

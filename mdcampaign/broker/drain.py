@@ -33,5 +33,5 @@ class Drain:
         if self._ack is not None:
             text = f"{len(running)} jobs still running"
             self._outbox.ack(self._ack, {"ok": not running, "state": "drained", "message": text})
-        self._limit, self._ack = float("inf"), None
+        self._ack = None
         return True

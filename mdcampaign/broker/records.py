@@ -26,7 +26,6 @@ class Task:
     attempt: int
     agent: str | None = None
     cancelled: bool = False
-    reports: int = 0
     target_step: int = 0
     saved_step: int = 0
     saved_before: int = -1
@@ -50,7 +49,6 @@ class Task:
         self.attempt += 1
         self.agent = place.node
         self.began = True
-        self.reports = 0
         self.saved_before = self.saved_step
         return Place(
             task=self.id,

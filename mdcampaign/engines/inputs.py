@@ -89,7 +89,7 @@ class OpenMM(EngineInputs):
     def _right_torsions(cls, torsions: dict[str, tuple[int, int, int, int]]) -> dict[str, tuple[int, int, int, int]]:
         for name, atoms in torsions.items():
             if not name.isidentifier() or name in COLUMNS:
-                raise ValueError(f"torsion {name!r}: a name is a word like psi, and none of {', '.join(COLUMNS)}")
+                raise ValueError(f"{name!r} cannot name a column: give a word like psi, none of {', '.join(COLUMNS)}")
             if min(atoms) < 0 or len(set(atoms)) < 4:
                 raise ValueError(f"torsion {name!r}: {atoms} are not four different atoms, counted from 0")
         return torsions
