@@ -105,7 +105,7 @@ def test_finished_job_is_not_run_again(water: Runs) -> None:
     assert digests(water.job_dir / "attempt-1") == before
 
 
-@pytest.mark.parametrize("system, steps", [("water", 6000), ("ala", 3200)])
+@pytest.mark.parametrize("system, steps", [("water", 6000), ("ala", 8000)])
 def test_w8_w9_yield_kill_and_close_then_resume_is_byte_identical(
     system: str, steps: int, systems: Systems, uninterrupted: Callable[[str, int], Runs], tmp_path: Path
 ) -> None:
