@@ -39,9 +39,9 @@ def status(arguments: argparse.Namespace) -> int:
 
     told = inquiry.status(arguments.directory)
     if arguments.json:
-        print(json.dumps(told))
+        print(json.dumps(told.as_dict()))
     else:
-        inquiry.show_status(told, arguments.directory, Console())
+        inquiry.show_status(told, Console())
     return 0
 
 

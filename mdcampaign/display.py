@@ -103,12 +103,20 @@ class Display:
         with self._lock:
             running = [job for job in self._state.jobs.values() if job.state == "running"]
             notes = Text("\n".join(self._notes), style="dim")
-        table = Table("slot", "job", "attempt", "progress", "ns/day", "left (s)", expand=False)
-        for job in sorted(running, key=lambda job: (job.attempts[-1].device, job.attempts[-1].index))[:ROWS]:
-            table.add_row(*row(job))
+        seated = sorted(running, key=lambda job: (job.attempts[-1].device, job.attempts[-1].index))
+        table = running_table(seated[:ROWS])
         if len(running) > ROWS:
             table.add_row("", f"and {len(running) - ROWS} more", "", "", "", "")
         return Group(headline, table, notes)
+
+
+def running_table(jobs: list[JobState]) -> Table:
+    """Return the table of running jobs, one a row; jobs that have not been placed yet are left out."""
+    table = Table("slot", "job", "attempt", "progress", "ns/day", "left (s)", expand=False)
+    for job in jobs:
+        if job.attempts:
+            table.add_row(*row(job))
+    return table
 
 
 def row(job: JobState) -> tuple[str, ...]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from mdcampaign import control, layout
-from mdcampaign.display import left_s, row
+from mdcampaign.display import left_s, running_table
 from mdcampaign.errors import CampaignError, nearest
 from mdcampaign.index import CampaignIndex
 from mdcampaign.lock import holder
@@ -19,8 +18,24 @@ from mdcampaign.state import JobState
 RUNNING_ROWS = 40
 
 
-def status(directory: Path) -> dict[str, Any]:
-    """Return where a campaign stands, as plain JSON values; works while it runs and afterwards.
+@dataclass(frozen=True)
+class Status:
+    """Where a campaign stands. `states` counts jobs by state; `running` has the first of those that run."""
+
+    directory: Path
+    run_by: str | None
+    states: dict[str, int]
+    running: list[JobState]
+    failed: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        running = [asdict(job) | {"left_s": left_s(job)} for job in self.running]
+        return asdict(self) | {"directory": str(self.directory), "jobs": sum(self.states.values()), "running": running}
+
+
+def status(directory: Path) -> Status:
+    """Return where a campaign stands; works while it runs and afterwards.
 
     Raises:
         CampaignError: this is no campaign directory.
@@ -31,29 +46,18 @@ def status(directory: Path) -> dict[str, Any]:
         running = [index.job(job.job) for job in index.jobs("running", limit=RUNNING_ROWS)]
         failed = {job.job: job.message for job in index.jobs("failed")}
         counts = index.counts()
-    return {
-        "directory": str(directory),
-        "run_by": None if owner is None else str(owner),
-        "jobs": sum(counts.values()),
-        "states": counts,
-        "running": [asdict(job) | {"left_s": left_s(job)} for job in running if job is not None],
-        "failed": failed,
-    }
+    run_by = None if owner is None else str(owner)
+    return Status(directory, run_by, counts, [job for job in running if job is not None], failed)
 
 
-def show_status(told: dict[str, Any], directory: Path, console: Console) -> None:
+def show_status(told: Status, console: Console) -> None:
     """Print what `status` returned."""
-    states = ", ".join(f"{count} {state}" for state, count in told["states"].items()) or "no jobs yet"
-    console.print(f"{told['directory']}: {told['jobs']} jobs: {states}", highlight=False)
-    console.print(f"run by {told['run_by']}" if told["run_by"] else "not running", highlight=False)
-    if told["running"]:
-        table = Table("slot", "job", "attempt", "progress", "ns/day", "left (s)")
-        with CampaignIndex(directory) as index:
-            for one in told["running"]:
-                if (job := index.job(one["job"])) is not None and job.attempts:
-                    table.add_row(*row(job))
-        console.print(table)
-    for job, why in list(told["failed"].items())[:10]:
+    states = ", ".join(f"{count} {state}" for state, count in told.states.items()) or "no jobs yet"
+    console.print(f"{told.directory}: {sum(told.states.values())} jobs: {states}", highlight=False)
+    console.print(f"run by {told.run_by}" if told.run_by else "not running", highlight=False)
+    if told.running:
+        console.print(running_table(told.running))
+    for job, why in list(told.failed.items())[:10]:
         console.print(f"failed: {job}: {why}", highlight=False, markup=False)
 
 
